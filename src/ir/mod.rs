@@ -1,0 +1,426 @@
+//! The graph IR: one SSA program on global shapes over named dims.
+//!
+//! In: what `elaborate` emits through [`Builder`]. Out: a [`Graph`] that `autodiff` extends, `interp` evaluates and
+//! `kernel` lowers. Reading order: this file (types), `builder.rs` (the only way to add operations; derives result
+//! types), `verify.rs` (the invariants), `print.rs` and `parse.rs` (text form, round trip).
+//!
+//! Invariants (checked by `verify`):
+//! - operations of a block stand in an order in which every operand is defined before its use;
+//! - no dim occurs twice in a value; the order of a value's dims is its storage order (row-major) and has no meaning
+//!   beyond that: a pass may permute it wherever the value is no parameter, state or input;
+//! - an elementwise operation's result has exactly the union of its operands' dims, and each operand's dims are a
+//!   subset of it (broadcasting by name);
+//! - a block uses only its own values: what a loop body needs from outside is an explicit capture.
+
+pub mod builder;
+pub mod parse;
+pub mod print;
+pub mod verify;
+
+use crate::source::Span;
+use crate::types::rng::Dist;
+use crate::types::{DType, MapOp, ReduceKind, ScanKind};
+pub use builder::Builder;
+use serde::{Deserialize, Serialize};
+
+macro_rules! ids {
+    ($($(#[$doc:meta])* $name:ident $prefix:literal)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+        pub struct $name(pub u32);
+
+        impl $name {
+            pub fn index(self) -> usize {
+                self.0 as usize
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(f, concat!($prefix, "{}"), self.0)
+            }
+        }
+    )*};
+}
+
+ids! {
+    /// A dim of the graph.
+    DimId "d"
+    /// A value, `%3` in text.
+    ValueId "%"
+    OpId "op"
+    BlockId "block"
+    ParamId "param"
+    StateId "state"
+    InputId "input"
+    /// The instance and call site that an operation came from.
+    ScopeId "scope"
+}
+
+/// A named extent. Dims are nominal: two dims of one size are different.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Dim {
+    /// As the user knows it: `seq`, `Attention.key`. Unique in a graph (`#2` is appended to a second one).
+    pub name: String,
+    pub size: usize,
+    /// The slot dim of `pack`: rows beyond an expert's count do not exist (they are zero).
+    pub ragged: bool,
+}
+
+/// An array.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Value {
+    pub dtype: DType,
+    /// In storage order, major first.
+    pub dims: Vec<DimId>,
+    pub block: BlockId,
+    pub def: Def,
+    /// A name from the source for printing; not unique.
+    pub name: Option<String>,
+}
+
+/// What defines a value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Def {
+    /// Result number of an operation.
+    Op(OpId, u32),
+    /// Parameter number of a block (the body of a loop).
+    BlockParam(u32),
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Operation {
+    pub op: Op,
+    pub args: Vec<ValueId>,
+    pub results: Vec<ValueId>,
+    pub block: BlockId,
+    pub span: Option<Span>,
+    pub scope: ScopeId,
+    /// Which pass of training it belongs to.
+    pub phase: Phase,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum Phase {
+    Forward,
+    Backward,
+    Update,
+}
+
+/// A straight list of operations. Block 0 is the program; others are loop bodies.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Block {
+    /// For a loop body: turn (I32 scalar), carries, captures, in this order.
+    pub params: Vec<ValueId>,
+    pub ops: Vec<OpId>,
+    /// For a loop body: next carries, then collected values.
+    pub results: Vec<ValueId>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Graph {
+    pub dims: Vec<Dim>,
+    pub values: Vec<Value>,
+    pub ops: Vec<Operation>,
+    pub blocks: Vec<Block>,
+    pub params: Vec<Param>,
+    pub states: Vec<State>,
+    pub inputs: Vec<Input>,
+    pub outputs: Vec<Output>,
+    pub scopes: Vec<Scope>,
+}
+
+/// Where an operation came from: the instance path (`block.3.attention`) and the definition's name (`Attention`).
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Scope {
+    pub path: String,
+    pub definition: String,
+    pub parent: Option<ScopeId>,
+}
+
+/// A trained parameter. Read by `Op::Param`; its master copy is f32 (f64 under `precision f64`).
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Param {
+    /// `block.3.attention.wq`
+    pub path: String,
+    /// Type of the master copy.
+    pub dtype: DType,
+    /// In declared order, which is also the order in checkpoints.
+    pub dims: Vec<DimId>,
+    /// Input and output dims where it is declared as a linear map; dims in neither are mapped over.
+    pub map: Option<(Vec<DimId>, Vec<DimId>)>,
+    pub span: Option<Span>,
+}
+
+/// A value that lives from step to step and is not trained: model state, optimizer state, the loss scale.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct State {
+    /// `norm.running_mean`; of an optimizer `adamw.m:block.3.attention.wq`.
+    pub path: String,
+    pub dtype: DType,
+    pub dims: Vec<DimId>,
+    pub kind: StateKind,
+    pub span: Option<Span>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum StateKind {
+    Model,
+    Optimizer,
+    /// A second set of weights (`average`).
+    Average,
+    /// Loss scale and counters of the runtime.
+    Scaling,
+    /// What a sampling program keeps from position to position.
+    Cache,
+}
+
+/// Something fed at each step.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Input {
+    pub name: String,
+    pub dtype: DType,
+    /// In declared order: the order of axes in data files.
+    pub dims: Vec<DimId>,
+    pub span: Option<Span>,
+}
+
+/// A value that leaves the step.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Output {
+    pub kind: OutputKind,
+    pub name: String,
+    pub value: ValueId,
+    pub span: Option<Span>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum OutputKind {
+    /// A loss term, f32 scalar.
+    Loss,
+    Metric,
+    /// `output name = e`
+    Value,
+    /// The new value of a parameter.
+    Param(ParamId),
+    /// The new value of a state.
+    State(StateId),
+    /// Initial values: the value of a parameter or state before the first step (in an initialisation graph).
+    InitParam(ParamId),
+    InitState(StateId),
+}
+
+/// A constant.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Constant {
+    /// The same value everywhere. Integers up to 2^53 are exact. Bool: 0 or 1.
+    Splat(f64),
+    /// One number an element, in the order of the result's dims.
+    Elements(Vec<f64>),
+}
+
+/// One operation. Operand order is that of the docs below. "x's dims" are by name; order never matters.
+///
+/// Result types are derived by `Builder`; each rule is stated there and in `verify`.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum Op {
+    // ---- leaves (no operands)
+    /// The master copy of a parameter.
+    Param(ParamId),
+    State(StateId),
+    Input(InputId),
+    Constant(Constant),
+    /// I32 [dim]: 0, 1, ..
+    Iota(DimId),
+    /// I32 scalar: the number of this step, from 0 (in evaluation and sampling: the batch or sample number).
+    Step,
+    /// I32 scalar: the position of the first element along the streamed dim; only in sampling programs.
+    Position,
+    /// A draw; `stream` from `rng::stream(path)`. The logical index is row-major over `dims` in this order, which need not
+    /// be the storage order. Operands: the turns of enclosing loops (I32 scalars), outermost first. F32, or I32 for
+    /// RandInt, Bool for Bernoulli.
+    Random {
+        dist: Dist,
+        stream: u64,
+        dims: Vec<DimId>,
+    },
+    // ---- elementwise
+    Map(MapOp),
+    /// x, widened by `dims` that it lacks.
+    Broadcast {
+        dims: Vec<DimId>,
+    },
+    // ---- contractions and reductions
+    /// Reduces over `dims` (all of which x has). Any/All: Bool. Sum over an empty set 0, Prod 1, Max -inf, Min inf (I32:
+    /// its bounds). Sum/Prod keep the dtype that the builder was asked for.
+    Reduce {
+        kind: ReduceKind,
+        dims: Vec<DimId>,
+    },
+    /// a, b of one dtype: sum over `contract` of a * b; every dim of `contract` is in both. Shared dims not contracted are
+    /// batch dims. The result's dtype may be wider than the operands' (accumulation is in f32, f64 for f64).
+    Dot {
+        contract: Vec<DimId>,
+    },
+    // ---- views and rearrangements
+    /// All groups at once; each `from` list (major first) of x is replaced by the `to` list of equal total size. Rename,
+    /// split, merge.
+    Reshape {
+        groups: Vec<(Vec<DimId>, Vec<DimId>)>,
+    },
+    /// out[o..] = x[.., axis.input = axis.offset + sum(coeff * o), ..], `fill` where that is outside. Slice, index by a
+    /// constant, pad, flip, shift, windows. An axis whose `dynamic` is true takes its offset as operand (I32 scalar, after x, in axis
+    /// order) added to `offset`; out of range is then clamped to fit. A dim of `terms` is a dim of the result.
+    Window {
+        axes: Vec<WindowAxis>,
+        fill: f64,
+    },
+    /// The adjoint of `Window` (no dynamic axes, fill 0): out[.., axis.input = .., ..] is the sum of all x at places o that map to it.
+    Fold {
+        axes: Vec<WindowAxis>,
+    },
+    /// x, one I32 index per dim of `dims`: out = x[dims = indices]; dims (x's minus `dims`) union the indices' dims, common
+    /// dims aligned. Out of range: a run-time error, or 0 for `Zero`.
+    Gather {
+        dims: Vec<DimId>,
+        mode: GatherMode,
+    },
+    /// x, one I32 index per dim of `targets`: out is `kind` (Sum, Max, Min) over all elements of x whose indices are at
+    /// `targets`; result dims: (x's and the indices' dims) minus `removed`, plus `targets`. Elements with an index out of
+    /// range are dropped if negative, else a run-time error. The transpose of `Gather`.
+    Scatter {
+        kind: ReduceKind,
+        removed: Vec<DimId>,
+        targets: Vec<DimId>,
+    },
+    /// x_k has dim parts[k] where the result has `to`, whose size is the sum.
+    Concat {
+        parts: Vec<DimId>,
+        to: DimId,
+    },
+    /// x_k become element k of the new dim.
+    Stack {
+        dim: DimId,
+    },
+    // ---- along one dim
+    Scan {
+        kind: ScanKind,
+        dim: DimId,
+        exclusive: bool,
+        reverse: bool,
+    },
+    /// g, x: h[i] = g[i] * h[i-1] + x[i] from 0 (reverse: h[i] = g[i] * h[i+1] + x[i]); dims are the union.
+    LinearScan {
+        dim: DimId,
+        reverse: bool,
+    },
+    /// I32: the indices that sort x along `dim`, ascending, stable.
+    ArgSort {
+        dim: DimId,
+    },
+    /// I32 with `dim` replaced by `k`: indices of the largest, largest first, ties by lowest index.
+    TopK {
+        dim: DimId,
+        k: DimId,
+    },
+    /// index (I32): its place in the queue of its expert, in row-major order over `packed` (I32), -1 at or beyond `limit`. One set of queues per
+    /// combination of index's other dims.
+    PackPlace {
+        packed: Vec<DimId>,
+        limit: usize,
+    },
+    /// logits: a class along `dim` drawn from softmax(logits) (I32), among the `top_k` largest (0: all) that hold `top_p` of
+    /// the probability. Further operands as for `Random`; logical index over `dims`.
+    Draw {
+        dim: DimId,
+        top_k: u32,
+        top_p: f64,
+        stream: u64,
+        dims: Vec<DimId>,
+    },
+    // ---- other
+    /// x; no derivative.
+    StopGradient,
+    /// A loop at run time over the `trip` turns of a dim. Operands: initial carries, then captures. Results: final carries,
+    /// then collected values with `dim` added. The body's params and results: see `Block`.
+    Loop {
+        body: BlockId,
+        dim: DimId,
+        reverse: bool,
+        carries: u32,
+    },
+    /// cache (with dim `dim`), x (with dim `part` instead), I32 scalar start: cache with x written at start ... Only in
+    /// sampling programs.
+    WriteAt {
+        dim: DimId,
+        part: DimId,
+    },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum GatherMode {
+    /// Out of range stops the job and names the line.
+    Error,
+    /// Negative indices give 0; others out of range stop the job.
+    Zero,
+}
+
+/// How one dim of x is addressed by dims of the result.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct WindowAxis {
+    pub input: DimId,
+    pub offset: i64,
+    pub dynamic: bool,
+    /// (dim of the result, coefficient); may be empty (an index).
+    pub terms: Vec<(DimId, i64)>,
+}
+
+impl Graph {
+    pub fn dim(&self, id: DimId) -> &Dim {
+        &self.dims[id.index()]
+    }
+
+    pub fn size(&self, id: DimId) -> usize {
+        self.dims[id.index()].size
+    }
+
+    pub fn value(&self, id: ValueId) -> &Value {
+        &self.values[id.index()]
+    }
+
+    pub fn op(&self, id: OpId) -> &Operation {
+        &self.ops[id.index()]
+    }
+
+    pub fn block(&self, id: BlockId) -> &Block {
+        &self.blocks[id.index()]
+    }
+
+    /// The operation that defines a value, unless it is a block's parameter.
+    pub fn def_op(&self, id: ValueId) -> Option<&Operation> {
+        match self.value(id).def {
+            Def::Op(op, _) => Some(self.op(op)),
+            Def::BlockParam(_) => None,
+        }
+    }
+
+    /// Number of elements of the given dims; saturates.
+    pub fn elements(&self, dims: &[DimId]) -> usize {
+        dims.iter().fold(1usize, |n, d| n.saturating_mul(self.size(*d)))
+    }
+
+    /// Bytes of a value in memory; saturates.
+    pub fn bytes(&self, id: ValueId) -> usize {
+        let v = self.value(id);
+        self.elements(&v.dims).saturating_mul(v.dtype.bytes())
+    }
+
+    pub fn output(&self, kind: OutputKind, name: &str) -> Option<&Output> {
+        self.outputs.iter().find(|o| o.kind == kind && o.name == name)
+    }
+}
+
+/// The program's own block.
+pub const ENTRY: BlockId = BlockId(0);
+/// The scope of the program itself.
+pub const ROOT: ScopeId = ScopeId(0);

@@ -1,0 +1,2 @@
+//! The `partita` command: see `cli`.
+fn main() {}

@@ -1,0 +1,2 @@
+//! Text -> syntax tree.
+pub mod ast;
