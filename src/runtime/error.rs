@@ -1,0 +1,75 @@
+//! The one error type of the runtime: a registered code, what is wrong, and how to mend it. `driver` turns it into a
+//! diagnostic, with a span where the description that led here came from source text.
+
+use std::fmt;
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RuntimeError {
+    /// A code of the registry (`E08xx` nearly always).
+    pub code: &'static str,
+    /// What is wrong, in one sentence without a full stop.
+    pub message: String,
+    /// Further facts, one sentence each.
+    pub notes: Vec<String>,
+    /// What to do about it.
+    pub help: Option<String>,
+    /// Where in the outside world: a path, or `path:line`.
+    pub place: Option<String>,
+}
+
+pub type Result<T> = std::result::Result<T, RuntimeError>;
+
+impl RuntimeError {
+    pub fn new(code: &'static str, message: impl Into<String>) -> RuntimeError {
+        RuntimeError { code, message: message.into(), notes: vec![], help: None, place: None }
+    }
+
+    /// A broken invariant of our own.
+    pub fn internal(message: impl Into<String>) -> RuntimeError {
+        RuntimeError::new("E0901", message).help("this is a mistake in partita, please report it")
+    }
+
+    pub fn note(mut self, note: impl Into<String>) -> RuntimeError {
+        self.notes.push(note.into());
+        self
+    }
+
+    pub fn help(mut self, help: impl Into<String>) -> RuntimeError {
+        self.help = Some(help.into());
+        self
+    }
+
+    pub fn place(mut self, place: impl fmt::Display) -> RuntimeError {
+        self.place = Some(place.to_string());
+        self
+    }
+}
+
+impl fmt::Display for RuntimeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.code, self.message)?;
+        if let Some(place) = &self.place {
+            write!(f, " ({place})")?;
+        }
+        for note in &self.notes {
+            write!(f, "\n  note: {note}")?;
+        }
+        if let Some(help) = &self.help {
+            write!(f, "\n  help: {help}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for RuntimeError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn displays_code_message_place_notes_and_help() {
+        let e = RuntimeError::new("E0801", "no such file").place("a.txt").note("looked in `.`").help("create it");
+        assert_eq!(e.to_string(), "E0801: no such file (a.txt)\n  note: looked in `.`\n  help: create it");
+    }
+}

@@ -1,0 +1,11 @@
+//! What runs a compiled program: devices and the executor, data, checkpoints, metrics, tokenizers.
+//!
+//! Input: a `program` artefact and plain descriptions (data sources, checkpoint directories); output: trained weights,
+//! metrics, text. It knows nothing of the compiler and could be another process: it uses `program` and `types` only.
+//! Whatever a user or a file can get wrong is a `RuntimeError`, never a panic. Nothing here prints.
+//!
+//! Reading order: `error`.
+
+pub mod error;
+
+pub use error::RuntimeError;
