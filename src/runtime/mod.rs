@@ -4,8 +4,12 @@
 //! metrics, text. It knows nothing of the compiler and could be another process: it uses `program` and `types` only.
 //! Whatever a user or a file can get wrong is a `RuntimeError`, never a panic. Nothing here prints.
 //!
-//! Reading order: `error`.
+//! Results depend on neither the number of threads nor their timing, and nothing is allocated in a step after the first
+//! one.
+//!
+//! Reading order: `error`, `device` (what a step is made of).
 
+pub mod device;
 pub mod error;
 
 pub use error::RuntimeError;

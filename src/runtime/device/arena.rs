@@ -1,0 +1,164 @@
+//! The one allocation that holds every temporary of a program, at offsets planned by the compiler.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Start of every buffer; a cache line, and wide enough for any vector.
+pub const ALIGN: usize = 64;
+/// Size of a large page: arenas start at such a boundary and ask for them.
+const LARGE_PAGE: usize = 2 << 20;
+
+/// Zeroed memory of a fixed size that remembers how far it was ever used.
+pub struct Arena {
+    base: NonNull<u8>,
+    len: usize,
+    mapped: usize,
+    high_water: AtomicUsize,
+}
+
+// SAFETY: plain memory; who writes where is decided by the executor, which hands out disjoint ranges.
+unsafe impl Send for Arena {}
+// SAFETY: as above.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    /// None where the system has no such memory.
+    pub fn new(len: usize) -> Option<Arena> {
+        let (base, mapped) = map(len)?;
+        Some(Arena { base, len, mapped, high_water: AtomicUsize::new(0) })
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// Start of a range; notes that it is used. Panics where the plan and the arena disagree, before any memory is touched.
+    pub fn claim(&self, offset: usize, bytes: usize) -> *mut u8 {
+        let end = offset.checked_add(bytes).expect("range of a plan");
+        assert!(end <= self.len, "range {offset}..{end} is outside of an arena of {} bytes", self.len);
+        self.high_water.fetch_max(end, Ordering::Relaxed);
+        // SAFETY: inside the mapping, as just checked.
+        unsafe { self.base().add(offset) }
+    }
+
+    /// One past the last byte that was ever claimed.
+    pub fn high_water(&self) -> usize {
+        self.high_water.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(unix)]
+fn map(len: usize) -> Option<(NonNull<u8>, usize)> {
+    if len == 0 {
+        return Some((NonNull::<u64>::dangling().cast(), 0));
+    }
+    let large = len >= LARGE_PAGE;
+    // Room to move the start to a large page's boundary; untouched pages cost nothing.
+    let mapped = if large { len.checked_next_multiple_of(LARGE_PAGE)?.checked_add(LARGE_PAGE)? } else { len };
+    // SAFETY: a new private mapping; the result is checked.
+    let start = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            mapped,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    if start == libc::MAP_FAILED {
+        return None;
+    }
+    let base = start.cast::<u8>();
+    if !large {
+        return Some((NonNull::new(base)?, mapped));
+    }
+    let skip = base.align_offset(LARGE_PAGE);
+    let rest = mapped - skip;
+    // SAFETY: the skipped start is inside the new mapping and nobody has it; `rest` begins at a page boundary.
+    unsafe {
+        if skip > 0 {
+            libc::munmap(start, skip);
+        }
+        let base = base.add(skip);
+        // A wish only: without large pages the arena works as well, a little slower.
+        #[cfg(target_os = "linux")]
+        libc::madvise(base.cast(), rest, libc::MADV_HUGEPAGE);
+        Some((NonNull::new(base)?, rest))
+    }
+}
+
+#[cfg(unix)]
+impl Drop for Arena {
+    fn drop(&mut self) {
+        if self.mapped > 0 {
+            // SAFETY: exactly what `map` returned; no pointer into it outlives the executor.
+            unsafe { libc::munmap(self.base().cast(), self.mapped) };
+        }
+    }
+}
+
+#[cfg(not(unix))]
+fn map(len: usize) -> Option<(NonNull<u8>, usize)> {
+    if len == 0 {
+        return Some((NonNull::<u64>::dangling().cast(), 0));
+    }
+    let layout = std::alloc::Layout::from_size_align(len, LARGE_PAGE).ok()?;
+    // SAFETY: the size is not zero.
+    Some((NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })?, len))
+}
+
+#[cfg(not(unix))]
+impl Drop for Arena {
+    fn drop(&mut self) {
+        if let (true, Ok(layout)) = (self.mapped > 0, std::alloc::Layout::from_size_align(self.mapped, LARGE_PAGE)) {
+            // SAFETY: allocated in `map` with this layout.
+            unsafe { std::alloc::dealloc(self.base(), layout) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_zero_aligned_and_remembers_its_high_water() {
+        for len in [0, 1, 4096, LARGE_PAGE, 5 * LARGE_PAGE + 12] {
+            let arena = Arena::new(len).unwrap();
+            assert_eq!(arena.high_water(), 0);
+            if len == 0 {
+                continue;
+            }
+            assert_eq!(arena.base() as usize % ALIGN, 0);
+            let last = arena.claim(len - 1, 1);
+            // SAFETY: inside the arena.
+            unsafe {
+                assert_eq!(*last, 0);
+                *last = 7;
+            }
+            arena.claim(0, 1);
+            assert_eq!(arena.high_water(), len);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "outside of an arena")]
+    fn a_range_outside_is_refused() {
+        Arena::new(64).unwrap().claim(60, 8);
+    }
+
+    #[test]
+    fn too_much_memory_is_no_arena() {
+        assert!(Arena::new(usize::MAX - 5).is_none());
+        assert!(Arena::new(1 << 62).is_none());
+    }
+}
