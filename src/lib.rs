@@ -1,6 +1,8 @@
 //! Partita: a language for neural networks and for how they are spread over machines, and its compiler.
 pub mod diag;
 pub mod ir;
+pub mod kernel;
+pub mod program;
 pub mod resolve;
 pub mod runtime;
 pub mod source;

@@ -35,12 +35,17 @@ fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The key of one draw: `stream` is the hash of the call site's path, `turn` of the turns of enclosing scans (0 outside).
+/// The key of one draw: `stream` is the hash of the call site's path, `turn` from [`turns`].
 pub fn key(seed: u64, step: u64, stream: u64, turn: u64) -> u64 {
     let a = mix(seed.wrapping_add(0x9E37_79B9_7F4A_7C15));
     let b = mix(a ^ step.wrapping_mul(0xD1B5_4A32_D192_ED03));
     let c = mix(b ^ stream);
     mix(c ^ turn.wrapping_mul(0x8CB9_2BA7_2F3D_8DD7)) | 1
+}
+
+/// One number for the turns of enclosing loops, outermost first; 0 outside of loops. The `turn` of [`key`].
+pub fn turns(turns: &[i32]) -> u64 {
+    turns.iter().fold(0, |all, t| (all ^ (*t as u64).wrapping_add(1)).wrapping_mul(0x9E37_79B9_7F4A_7C15))
 }
 
 /// 32 random bits for a counter.

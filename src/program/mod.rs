@@ -1,0 +1,267 @@
+//! The compiled artefact: what the compiler hands to the runtime, and the only type that is serialised for it.
+//!
+//! In: steps and buffers from `kernel`, offsets from `memory`, machine code from `codegen`. Out: a [`Program`] that
+//! `runtime` executes in this process or, appended to the runtime's binary, in another one.
+//!
+//! A program has persistent storage (parameters, states, inputs: one slot each, allocated once by the runtime and
+//! shared by all routines), a pool of constants, a blob of machine code, and several [`Routine`]s (initial values, train
+//! step, evaluation step, sampling step). A routine is a flat list of [`Step`]s over [`Buffer`]s; its temporary buffers
+//! lie in one arena of a size known beforehand. Nothing is allocated while it runs.
+//!
+//! Invariants:
+//! - every access of a step lies within its buffers; buffers that are live at one time do not overlap in the arena,
+//!   except where one is a [`Place::Slice`] of another;
+//! - arena and constant offsets are multiples of [`ALIGN`];
+//! - a step reads only what an earlier step of the same run has written, or what is persistent;
+//! - results do not depend on the number of threads: rows of a kernel are independent, sums have a fixed order.
+
+mod file;
+mod step;
+
+pub use file::{FileError, MAGIC};
+pub use step::*;
+
+use crate::types::DType;
+use serde::{Deserialize, Serialize};
+
+/// Alignment in bytes of buffers in the arena and in the pool of constants: one cache line, one AVX-512 register.
+pub const ALIGN: usize = 64;
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Program {
+    /// Raised whenever the meaning of a field changes.
+    pub version: u32,
+    pub params: Vec<Slot>,
+    pub states: Vec<Slot>,
+    pub inputs: Vec<Slot>,
+    /// Read-only data, addressed by [`Place::Constant`].
+    pub constants: Vec<u8>,
+    pub code: Code,
+    pub routines: Vec<Routine>,
+    /// Where steps, buffers and checks come from. Entry 0 is "nowhere" (no file).
+    pub sources: Vec<Source>,
+    /// Settings of the driver (data, schedule, names of routines, text of the program ..) as JSON; opaque here.
+    pub settings: String,
+}
+
+/// Version of the format written by this build.
+pub const VERSION: u32 = 1;
+
+/// Machine code of all kernels.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Code {
+    /// The target and the processor features that the code needs, as the code generator spells them.
+    pub target: String,
+    pub bytes: Vec<u8>,
+    /// Offset in `bytes` of each function's entry; [`Launch::function`] indexes it.
+    pub functions: Vec<u64>,
+    /// What the loader still has to fill in (addresses of runtime functions), in the code generator's own terms.
+    pub relocations: Vec<Relocation>,
+}
+
+/// The eight bytes at `at` become the address of the runtime function `symbol` plus `addend`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Relocation {
+    pub at: u64,
+    pub symbol: String,
+    pub addend: i64,
+}
+
+/// A persistent array: parameter, state or input. Stored row-major in the order of `shape`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Slot {
+    /// `block.3.attention.wq`; of an input its name.
+    pub path: String,
+    pub dtype: DType,
+    /// Names of the dims, major first.
+    pub dims: Vec<String>,
+    pub shape: Vec<usize>,
+    pub role: Role,
+    pub source: SourceId,
+}
+
+impl Slot {
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.elements() * self.dtype.bytes()
+    }
+}
+
+/// What a persistent array is for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum Role {
+    Param,
+    /// State of the model (running means).
+    Model,
+    Optimizer,
+    /// A second set of weights.
+    Average,
+    /// Loss scale and counters.
+    Scaling,
+    /// What sampling keeps from position to position.
+    Cache,
+    Input,
+}
+
+/// A place in the user's text.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Source {
+    /// As shown to the user; empty: nowhere.
+    pub file: String,
+    pub line: u32,
+    pub column: u32,
+    /// The instance path of the layer that holds it, `block.3.attention`; may be empty.
+    pub scope: String,
+}
+
+/// Index into [`Program::sources`]; 0 is nowhere.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
+pub struct SourceId(pub u32);
+
+/// One entry point.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Routine {
+    /// `init`, `train`, `eval`, `sample`, ..
+    pub name: String,
+    pub buffers: Vec<Buffer>,
+    pub steps: Vec<Step>,
+    /// Bytes of the arena. The high-water mark of a run equals it exactly.
+    pub arena: usize,
+    /// What the caller may read after a run, until the next run.
+    pub outputs: Vec<Output>,
+    /// What a kernel reports when an index is out of range; numbers are the `site` of the check.
+    pub sites: Vec<Site>,
+}
+
+impl Routine {
+    pub fn buffer(&self, id: BufferId) -> &Buffer {
+        &self.buffers[id.index()]
+    }
+}
+
+/// Index into [`Routine::buffers`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct BufferId(pub u32);
+
+impl BufferId {
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl std::fmt::Display for BufferId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "b{}", self.0)
+    }
+}
+
+/// A run of elements in memory. Steps carry their own shapes and strides; a buffer is only a range of bytes with a type.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Buffer {
+    pub place: Place,
+    pub dtype: DType,
+    pub elements: usize,
+    /// A name from the source or of the operation, for reports.
+    pub name: String,
+    pub category: Category,
+    pub source: SourceId,
+}
+
+impl Buffer {
+    pub fn bytes(&self) -> usize {
+        self.elements * self.dtype.bytes()
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum Place {
+    /// Byte offset in the routine's arena.
+    Arena(usize),
+    /// A whole persistent slot.
+    Param(u32),
+    State(u32),
+    Input(u32),
+    /// Byte offset in the pool of constants.
+    Constant(usize),
+    /// A cell with the number of this step (I32), written by the runtime before the routine starts.
+    Step,
+    /// A cell with the position of sampling (I32), written by the runtime before the routine starts.
+    Position,
+    /// Part of another buffer that moves with a loop: it begins `offset + value * stride` bytes after `base`'s start, where
+    /// `value` is the I32 in the cell `turn` at the time the step starts.
+    Slice { base: BufferId, turn: BufferId, offset: i64, stride: i64 },
+}
+
+/// What memory is used for, in reports.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub enum Category {
+    Parameters,
+    GatheredParameters,
+    Gradients,
+    OptimizerState,
+    State,
+    Activations,
+    Staging,
+    Workspace,
+    Data,
+}
+
+impl Category {
+    pub const ALL: [Category; 9] = [
+        Category::Parameters,
+        Category::GatheredParameters,
+        Category::Gradients,
+        Category::OptimizerState,
+        Category::State,
+        Category::Activations,
+        Category::Staging,
+        Category::Workspace,
+        Category::Data,
+    ];
+
+    /// The key in JSON reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Category::Parameters => "parameters",
+            Category::GatheredParameters => "gathered_parameters",
+            Category::Gradients => "gradients",
+            Category::OptimizerState => "optimizer_state",
+            Category::State => "state",
+            Category::Activations => "activations",
+            Category::Staging => "staging",
+            Category::Workspace => "workspace",
+            Category::Data => "data",
+        }
+    }
+}
+
+/// A value that leaves a routine. New parameters and states are not among them: they are written into their slots.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Output {
+    pub kind: OutputKind,
+    pub name: String,
+    pub buffer: BufferId,
+    /// Row-major.
+    pub dims: Vec<String>,
+    pub shape: Vec<usize>,
+    pub source: SourceId,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum OutputKind {
+    Loss,
+    Metric,
+    Value,
+}
+
+/// A check of an index at run time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Site {
+    pub source: SourceId,
+    /// The name of the dim that was indexed, and its size: indices must be in 0..size.
+    pub dim: String,
+    pub size: usize,
+}

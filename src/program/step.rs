@@ -1,0 +1,191 @@
+//! The steps of a routine: kernels, matrix products, library kernels, loops.
+//!
+//! Shapes of library kernels are canonical: the compiler copies operands into the stated row-major order where they are
+//! not in it already. All sizes, strides and offsets count elements unless a field says bytes.
+
+use super::{BufferId, SourceId};
+use crate::types::{DType, ReduceKind};
+use serde::{Deserialize, Serialize};
+
+/// One step with where it comes from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    pub action: Action,
+    pub source: SourceId,
+    /// What it computes, for profiles: `softmax`, `dot`, ..
+    pub label: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Action {
+    Launch(Launch),
+    Gemm(Gemm),
+    /// Copies all bytes of `from` (same size as `to`; the two are equal or do not overlap).
+    Copy { from: BufferId, to: BufferId },
+    Library(Library),
+    Loop(Loop),
+}
+
+/// A call of a compiled kernel: rows 0..rows, in any order and on any threads.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Launch {
+    /// Index of the kernel: into the compiler's list of kernels and into `Code::functions`.
+    pub function: u32,
+    /// In the order of the kernel's buffers.
+    pub args: Vec<Arg>,
+    /// Keys of random streams, in the order of the kernel's keys; computed by the runtime just before the call.
+    pub keys: Vec<Key>,
+    pub rows: usize,
+    /// Least number of rows worth giving to a thread. A multiple of the kernel's lanes where it has any.
+    pub grain: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Arg {
+    pub buffer: BufferId,
+    pub access: Access,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Access {
+    Read,
+    /// Every element that is ever read later is written, or it was written before (a part of a concatenation).
+    Write,
+    ReadWrite,
+}
+
+impl Access {
+    pub fn reads(self) -> bool {
+        self != Access::Write
+    }
+
+    pub fn writes(self) -> bool {
+        self != Access::Read
+    }
+}
+
+/// `rng::key(seed, step, stream, turn)`, where `turn` is `rng::turns` of the I32 cells in `turns`, outermost loop first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Key {
+    pub stream: u64,
+    pub turns: Vec<BufferId>,
+}
+
+/// For every index of `batch`: c[m, n] = sum over `sums` and k of a[m, k] * b[k, n].
+///
+/// Operands have one dtype. Accumulation is in f32 (f64 for F64); 16-bit results are rounded once, at the end. An empty
+/// sum (k = 0 or an extent of 0 in `sums`) writes zeros. I32 operands wrap (rare; need not be fast).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Gemm {
+    pub a: Matrix,
+    pub b: Matrix,
+    pub c: Matrix,
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    /// Independent products; major first.
+    pub batch: Vec<BatchDim>,
+    /// Further contracted dims that do not merge with k (their `c` stride is 0).
+    pub sums: Vec<BatchDim>,
+    /// Dtype of a and b.
+    pub dtype: DType,
+    /// Dtype of c.
+    pub out: DType,
+    /// Adds to what c holds instead of overwriting it; then c is read, too. Only for F32 and F64 results.
+    pub accumulate: bool,
+}
+
+/// Where a matrix lies: element (i, j) is at `offset + i * rows + j * cols`. For a: i = m, j = k; b: i = k, j = n; c: i = m, j = n.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Matrix {
+    pub buffer: BufferId,
+    pub offset: usize,
+    pub rows: isize,
+    pub cols: isize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BatchDim {
+    pub extent: usize,
+    pub a: isize,
+    pub b: isize,
+    pub c: isize,
+}
+
+/// Kernels of the runtime itself. All arrays are row-major and whole buffers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Library {
+    /// x [rows, n] -> out [rows, n] (I32): the stable ascending order of each row; NaN sorts last.
+    ArgSort { x: BufferId, out: BufferId, rows: usize, n: usize },
+    /// x [rows, n] -> out [rows, k] (I32): indices of the largest, largest first, ties by lowest index.
+    TopK { x: BufferId, out: BufferId, rows: usize, n: usize, k: usize },
+    /// index [rows, n] (I32) -> out [rows, n] (I32): how many earlier elements of the row are equal; -1 at or beyond `limit`,
+    /// and -1 for negative indices.
+    PackPlace { index: BufferId, out: BufferId, rows: usize, n: usize, limit: usize },
+    /// logits [rows, n] -> out [rows] (I32): a class drawn from softmax(logits) among the `top_k` largest (0: all) that hold
+    /// `top_p` of the probability. Row r uses `rng::unit(key, r)`.
+    Draw { logits: BufferId, out: BufferId, rows: usize, n: usize, top_k: u32, top_p: f64, key: Key },
+    /// x [batch, m, width], index [batch, m] (I32) -> out [batch, targets, width]: `kind` (Sum, Max, Min) over all m with
+    /// index[b, m] = t, in ascending order of m; targets that nothing reaches get 0 (Sum), -inf (Max), inf (Min) or the
+    /// bounds of I32. Negative indices are dropped; others are in range (the compiler has put a check before it).
+    /// Sums of 16-bit floats accumulate in f32.
+    Scatter {
+        kind: ReduceKind,
+        x: BufferId,
+        index: BufferId,
+        out: BufferId,
+        batch: usize,
+        m: usize,
+        targets: usize,
+        width: usize,
+    },
+}
+
+/// `trip` turns. Before each turn the runtime writes the turn's number (0, 1, ..; `trip - 1`, .. , 0 if `reverse`) to the I32
+/// cell `turn`, then runs `body`, then `moves` (each copies all bytes of a buffer; no source is a target of an earlier move).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Loop {
+    pub trip: usize,
+    pub reverse: bool,
+    pub turn: BufferId,
+    pub body: Vec<Step>,
+    pub moves: Vec<(BufferId, BufferId)>,
+}
+
+impl Action {
+    /// Calls `visit` for each buffer named by this action (not for those of a loop's body or its moves; not for the
+    /// cells and bases of slices).
+    pub fn accesses(&self, mut visit: impl FnMut(BufferId, Access)) {
+        match self {
+            Action::Launch(launch) => {
+                launch.args.iter().for_each(|a| visit(a.buffer, a.access));
+                launch.keys.iter().flat_map(|k| &k.turns).for_each(|b| visit(*b, Access::Read));
+            }
+            Action::Gemm(g) => {
+                visit(g.a.buffer, Access::Read);
+                visit(g.b.buffer, Access::Read);
+                visit(g.c.buffer, if g.accumulate { Access::ReadWrite } else { Access::Write });
+            }
+            Action::Copy { from, to } => {
+                visit(*from, Access::Read);
+                visit(*to, Access::Write);
+            }
+            Action::Library(Library::ArgSort { x, out, .. } | Library::TopK { x, out, .. })
+            | Action::Library(Library::PackPlace { index: x, out, .. }) => {
+                visit(*x, Access::Read);
+                visit(*out, Access::Write);
+            }
+            Action::Library(Library::Draw { logits, out, key, .. }) => {
+                visit(*logits, Access::Read);
+                key.turns.iter().for_each(|b| visit(*b, Access::Read));
+                visit(*out, Access::Write);
+            }
+            Action::Library(Library::Scatter { x, index, out, .. }) => {
+                visit(*x, Access::Read);
+                visit(*index, Access::Read);
+                visit(*out, Access::Write);
+            }
+            Action::Loop(l) => visit(l.turn, Access::Write),
+        }
+    }
+}
