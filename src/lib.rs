@@ -1,5 +1,6 @@
 //! Partita: a language for neural networks and for how they are spread over machines, and its compiler.
 pub mod diag;
+pub mod interp;
 pub mod ir;
 pub mod kernel;
 pub mod program;

@@ -330,7 +330,10 @@ pub enum Op {
         limit: usize,
     },
     /// logits: a class along `dim` drawn from softmax(logits) (I32), among the `top_k` largest (0: all) that hold `top_p` of
-    /// the probability. Further operands as for `Random`; logical index over `dims`.
+    /// the probability. Further operands as for `Random`; logical index over `dims`. Exactly: classes are sorted by logit
+    /// (largest first, ties by lowest index); the first `top_k` stay, then the shortest beginning of these whose weights
+    /// e^(logit - largest) reach `top_p` of their total (at least one). The draw is the first kept class, in class order, at
+    /// which the running sum of weights exceeds `rng::unit` times the kept total.
     Draw {
         dim: DimId,
         top_k: u32,

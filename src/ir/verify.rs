@@ -1,1 +1,4 @@
-//! Placeholder, written by the IR room.
+//! placeholder
+pub fn verify(_: &super::Graph) -> Result<(), String> {
+    Ok(())
+}

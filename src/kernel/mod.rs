@@ -82,7 +82,10 @@ pub struct KernelBuffer {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Statement {
     /// Runs `body` for each turn of a loop in ascending order.
-    For { index: LoopId, body: Vec<Statement> },
+    For {
+        index: LoopId,
+        body: Vec<Statement>,
+    },
     Pass(Pass),
 }
 

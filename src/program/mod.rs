@@ -192,7 +192,12 @@ pub enum Place {
     Position,
     /// Part of another buffer that moves with a loop: it begins `offset + value * stride` bytes after `base`'s start, where
     /// `value` is the I32 in the cell `turn` at the time the step starts.
-    Slice { base: BufferId, turn: BufferId, offset: i64, stride: i64 },
+    Slice {
+        base: BufferId,
+        turn: BufferId,
+        offset: i64,
+        stride: i64,
+    },
 }
 
 /// What memory is used for, in reports.

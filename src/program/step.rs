@@ -21,7 +21,10 @@ pub enum Action {
     Launch(Launch),
     Gemm(Gemm),
     /// Copies all bytes of `from` (same size as `to`; the two are equal or do not overlap).
-    Copy { from: BufferId, to: BufferId },
+    Copy {
+        from: BufferId,
+        to: BufferId,
+    },
     Library(Library),
     Loop(Loop),
 }

@@ -4,13 +4,8 @@ use std::ptr::NonNull;
 
 /// What every kernel is: rows `begin..end` of its flattened parallel loops. `buffers` are the starts of its operands,
 /// `scalars` its run-time numbers, `helpers` the table of [`super::helpers::table`].
-pub type Kernel = unsafe extern "C" fn(
-    buffers: *const *mut u8,
-    scalars: *const u64,
-    helpers: *const usize,
-    begin: u64,
-    end: u64,
-);
+pub type Kernel =
+    unsafe extern "C" fn(buffers: *const *mut u8, scalars: *const u64, helpers: *const usize, begin: u64, end: u64);
 
 /// Position-independent code without relocations: the bytes alone are enough.
 pub struct Code {

@@ -1,0 +1,315 @@
+//! The reference interpreter: evaluates a graph slowly and plainly. The oracle of every backend; shares no code with them.
+//!
+//! In: a verified [`Graph`] and an [`Env`] (parameters, states, inputs, step, seed, position). Out: one [`Tensor`] per
+//! output of the graph. Reading order: this file, `map.rs` (elementwise functions, [`eval_map`]), `walk.rs` (loops over
+//! named dims), then `reduce.rs`, `movement.rs`, `along.rs` (families of operations).
+//!
+//! Arithmetic: every element is held as f64. Each operation computes in f64 and rounds its result to the value's
+//! element type (f32 as f32, 16-bit floats half to even by way of f32, I32 wraps); sums and products of many elements
+//! accumulate in f64 and are rounded once. With [`Env::exact`] floats are never rounded, whatever their type: for checks of
+//! derivatives. Choices where `ir::Op` leaves one: NaN is larger than every number in argmax, top_k and sort; a running
+//! argmax keeps what it met first and is -1 where nothing precedes; `Draw` is spelled out at its operation.
+//!
+//! Order of axes: parameters, states and inputs in declared order; an output that is the new (or initial) value of a parameter
+//! or state in that parameter's declared order, so that it can be fed again; any other output in its value's order.
+
+mod along;
+mod map;
+mod movement;
+mod reduce;
+mod walk;
+
+pub use map::{eval_map, round};
+
+use crate::ir::*;
+use crate::source::Span;
+use crate::types::DType;
+use crate::types::rng::{self, Dist};
+use std::rc::Rc;
+use walk::{permute, sizes};
+
+/// An array; row-major. Bool elements are 0 or 1.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Tensor {
+    pub dtype: DType,
+    pub shape: Vec<usize>,
+    pub data: Vec<f64>,
+}
+
+impl Tensor {
+    /// The data are rounded to the type.
+    pub fn new(dtype: DType, shape: Vec<usize>, data: Vec<f64>) -> Tensor {
+        assert_eq!(shape.iter().product::<usize>(), data.len(), "shape {shape:?}");
+        Tensor { dtype, shape, data: data.into_iter().map(|x| round(dtype, x)).collect() }
+    }
+
+    pub fn scalar(dtype: DType, x: f64) -> Tensor {
+        Tensor::new(dtype, vec![], vec![x])
+    }
+
+    pub fn filled(dtype: DType, shape: Vec<usize>, x: f64) -> Tensor {
+        let n = shape.iter().product();
+        Tensor::new(dtype, shape, vec![x; n])
+    }
+
+    /// The element of a scalar (the first one of anything else).
+    pub fn item(&self) -> f64 {
+        self.data[0]
+    }
+}
+
+/// What a graph is evaluated on. Lists are in the order of the graph's tables, axes in declared order.
+#[derive(Clone, Default, Debug)]
+pub struct Env {
+    pub params: Vec<Tensor>,
+    pub states: Vec<Tensor>,
+    pub inputs: Vec<Tensor>,
+    pub step: u64,
+    pub seed: u64,
+    pub position: i32,
+    /// No rounding of floats: f32 and 16-bit values are held as f64.
+    pub exact: bool,
+}
+
+/// What stops an evaluation.
+#[derive(Clone, PartialEq, Debug)]
+pub struct InterpError {
+    pub message: String,
+    /// The place in the source of the operation that failed.
+    pub span: Option<Span>,
+    pub op: Option<OpId>,
+}
+
+impl std::fmt::Display for InterpError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.op {
+            Some(op) => write!(f, "{} (at {op})", self.message),
+            None => f.write_str(&self.message),
+        }
+    }
+}
+
+impl std::error::Error for InterpError {}
+
+/// The outputs of the graph, in order.
+pub fn run(graph: &Graph, env: &Env) -> Result<Vec<Tensor>, InterpError> {
+    run_observed(graph, env, &mut |_, _| {})
+}
+
+/// As [`run`]; `observe` sees each value of each operation as it is computed (those of loop bodies at every turn), in
+/// the value's own order of dims.
+pub fn run_observed(
+    graph: &Graph,
+    env: &Env,
+    observe: &mut dyn FnMut(ValueId, &Tensor),
+) -> Result<Vec<Tensor>, InterpError> {
+    check_env(graph, env)?;
+    let mut machine = Machine { graph, env, values: vec![None; graph.values.len()], observe };
+    machine.block(ENTRY)?;
+    graph
+        .outputs
+        .iter()
+        .map(|output| {
+            let value = machine.get(output.value);
+            let own = &graph.value(output.value).dims;
+            let declared = match output.kind {
+                OutputKind::Param(p) | OutputKind::InitParam(p) => &graph.params[p.index()].dims,
+                OutputKind::State(s) | OutputKind::InitState(s) => &graph.states[s.index()].dims,
+                OutputKind::Loss | OutputKind::Metric | OutputKind::Value => own,
+            };
+            Ok(permute(graph, &value, own, declared))
+        })
+        .collect()
+}
+
+fn check_env(graph: &Graph, env: &Env) -> Result<(), InterpError> {
+    let fail = |message: String| Err(InterpError { message, span: None, op: None });
+    let params =
+        graph.params.iter().map(|p| (&p.path, p.dtype, &p.dims)).zip(env.params.iter().map(Some).chain(none()));
+    let states =
+        graph.states.iter().map(|s| (&s.path, s.dtype, &s.dims)).zip(env.states.iter().map(Some).chain(none()));
+    let inputs =
+        graph.inputs.iter().map(|i| (&i.name, i.dtype, &i.dims)).zip(env.inputs.iter().map(Some).chain(none()));
+    for ((name, dtype, dims), given) in params.chain(states).chain(inputs) {
+        let Some(given) = given else {
+            return fail(format!("`{name}` is not given"));
+        };
+        let shape = sizes(graph, dims);
+        if given.shape != shape || given.dtype != dtype {
+            return fail(format!("`{name}` is given as {}{:?}, expected {dtype}{shape:?}", given.dtype, given.shape));
+        }
+    }
+    Ok(())
+}
+
+/// What a list that is too short is continued with.
+fn none<'a>() -> impl Iterator<Item = Option<&'a Tensor>> {
+    std::iter::repeat_with(|| None)
+}
+
+type Shared = Rc<Tensor>;
+
+struct Machine<'a> {
+    graph: &'a Graph,
+    env: &'a Env,
+    values: Vec<Option<Shared>>,
+    observe: &'a mut dyn FnMut(ValueId, &Tensor),
+}
+
+impl Machine<'_> {
+    fn get(&self, v: ValueId) -> Shared {
+        self.values[v.index()].clone().expect("operands are computed before their use")
+    }
+
+    /// As `round`, but for `exact`.
+    fn store(&self, dtype: DType, x: f64) -> f64 {
+        if self.env.exact && dtype.is_float() { x } else { round(dtype, x) }
+    }
+
+    fn block(&mut self, block: BlockId) -> Result<(), InterpError> {
+        let graph = self.graph;
+        for id in &graph.block(block).ops {
+            let op = graph.op(*id);
+            let results = self.operation(op).map_err(|e| InterpError {
+                span: e.span.or(op.span),
+                op: e.op.or(Some(*id)),
+                message: e.message,
+            })?;
+            for (v, tensor) in op.results.iter().zip(results) {
+                (self.observe)(*v, &tensor);
+                self.values[v.index()] = Some(tensor);
+            }
+        }
+        Ok(())
+    }
+
+    fn operation(&mut self, op: &Operation) -> Result<Vec<Shared>, InterpError> {
+        if let Op::Loop { body, dim, reverse, carries } = op.op {
+            return self.run_loop(op, body, dim, reverse, carries as usize);
+        }
+        let args: Vec<Shared> = op.args.iter().map(|a| self.get(*a)).collect();
+        let out = self.graph.value(op.results[0]);
+        let data = self.evaluate(op, &args, out).map_err(|message| InterpError { message, span: None, op: None })?;
+        let data = data.into_iter().map(|x| self.store(out.dtype, x)).collect();
+        Ok(vec![Rc::new(Tensor { dtype: out.dtype, shape: sizes(self.graph, &out.dims), data })])
+    }
+
+    /// The elements of an operation's only result, not yet rounded.
+    fn evaluate(&self, op: &Operation, args: &[Shared], out: &Value) -> Result<Vec<f64>, String> {
+        let g = self.graph;
+        let dims_of = |i: usize| g.value(op.args[i]).dims.as_slice();
+        let operand = |i: usize| walk::Operand { dims: dims_of(i), data: &args[i].data };
+        let all = || (0..args.len()).map(operand).collect::<Vec<_>>();
+        let count = g.elements(&out.dims);
+        Ok(match &op.op {
+            Op::Param(p) => self.env.params[p.index()].data.clone(),
+            Op::State(s) => self.env.states[s.index()].data.clone(),
+            Op::Input(i) => self.env.inputs[i.index()].data.clone(),
+            Op::Constant(Constant::Splat(x)) => vec![*x; count],
+            Op::Constant(Constant::Elements(data)) => data.clone(),
+            Op::Iota(_) => (0..count).map(|i| i as f64).collect(),
+            Op::Step => vec![self.env.step as f64],
+            Op::Position => vec![f64::from(self.env.position)],
+            Op::Random { dist, stream, dims } => {
+                let key = self.draw_key(*stream, args);
+                let logical = walk::logical_index(g, dims, &out.dims);
+                logical
+                    .into_iter()
+                    .map(|i| match *dist {
+                        Dist::RandInt { n } => f64::from(rng::draw_int(n, key, i as u64)),
+                        dist => f64::from(rng::draw(dist, key, i as u64)),
+                    })
+                    .collect()
+            }
+            Op::Map(m) => {
+                let dtype = args.last().map_or(out.dtype, |a| a.dtype);
+                walk::elementwise(g, &out.dims, &all(), |x| map::apply(*m, dtype, x, self.env.exact))
+            }
+            Op::Broadcast { .. } => walk::elementwise(g, &out.dims, &all(), |x| x[0]),
+            Op::StopGradient => args[0].data.clone(),
+            Op::Reduce { kind, dims } => reduce::reduce(g, *kind, dims, operand(0), out),
+            Op::Dot { contract } => reduce::dot(g, contract, operand(0), operand(1), out),
+            Op::Reshape { groups } => movement::reshape(g, groups, operand(0), out),
+            Op::Window { axes, fill } => {
+                let offsets: Vec<i64> = args[1..].iter().map(|a| a.item() as i64).collect();
+                movement::window(g, axes, *fill, &offsets, operand(0), out)
+            }
+            Op::Fold { axes } => movement::fold(g, axes, operand(0), out),
+            Op::Gather { dims, mode } => movement::gather(g, dims, *mode, &all(), out)?,
+            Op::Scatter { kind, removed, targets } => reduce::scatter(g, *kind, removed, targets, &all(), out)?,
+            Op::Concat { parts, to } => movement::concat(g, parts, *to, &all(), out),
+            Op::Stack { dim } => movement::stack(g, *dim, &all(), out),
+            Op::Scan { kind, dim, exclusive, reverse } => {
+                along::scan(g, *kind, *dim, *exclusive, *reverse, operand(0), out)
+            }
+            Op::LinearScan { dim, reverse } => along::linear_scan(g, *dim, *reverse, operand(0), operand(1), out),
+            Op::ArgSort { dim } => along::arg_sort(g, *dim, operand(0), out),
+            Op::TopK { dim, k } => along::top_k(g, *dim, *k, operand(0), out),
+            Op::PackPlace { packed, limit } => along::pack_place(g, packed, *limit, operand(0), out),
+            Op::Draw { dim, top_k, top_p, stream, dims } => {
+                let key = self.draw_key(*stream, &args[1..]);
+                along::draw(g, *dim, *top_k as usize, *top_p, key, dims, operand(0), out)
+            }
+            Op::WriteAt { dim, part } => movement::write_at(g, *dim, *part, &all(), out)?,
+            Op::Loop { .. } => unreachable!("loops have their own path"),
+        })
+    }
+
+    fn draw_key(&self, stream: u64, turns: &[Shared]) -> u64 {
+        let turns: Vec<i32> = turns.iter().map(|t| t.item() as i32).collect();
+        rng::key(self.env.seed, self.env.step, stream, rng::turns(&turns))
+    }
+
+    fn run_loop(
+        &mut self,
+        op: &Operation,
+        body: BlockId,
+        dim: DimId,
+        reverse: bool,
+        carries: usize,
+    ) -> Result<Vec<Shared>, InterpError> {
+        let graph = self.graph;
+        let block = graph.block(body);
+        let trip = graph.size(dim);
+        let mut state: Vec<Shared> = op.args[..carries].iter().map(|a| self.get(*a)).collect();
+        for (param, capture) in block.params[1 + carries..].iter().zip(&op.args[carries..]) {
+            self.values[param.index()] = Some(self.get(*capture));
+        }
+        let mut collected: Vec<Tensor> = op.results[carries..]
+            .iter()
+            .map(|v| {
+                let Value { dtype, dims, .. } = graph.value(*v);
+                Tensor { dtype: *dtype, shape: sizes(graph, dims), data: vec![0.0; graph.elements(dims)] }
+            })
+            .collect();
+        for i in 0..trip {
+            let turn = if reverse { trip - 1 - i } else { i };
+            self.values[block.params[0].index()] = Some(Rc::new(Tensor::scalar(DType::I32, turn as f64)));
+            for (param, value) in block.params[1..].iter().zip(&state) {
+                self.values[param.index()] = Some(value.clone());
+            }
+            self.block(body)?;
+            // A carry's initial value decides the order of its dims, whatever order the body computes it in.
+            state = (0..carries)
+                .map(|c| {
+                    let (from, to) = (block.results[c], block.params[1 + c]);
+                    Rc::new(permute(graph, &self.get(from), &graph.value(from).dims, &graph.value(to).dims))
+                })
+                .collect();
+            for (k, out) in collected.iter_mut().enumerate() {
+                let inner = block.results[carries + k];
+                let value = self.get(inner);
+                let result = &graph.value(op.results[carries + k]).dims;
+                movement::place_turn(graph, dim, turn, &graph.value(inner).dims, &value.data, result, &mut out.data);
+            }
+        }
+        let finals = state.iter().enumerate().map(|(c, value)| {
+            let (from, to) = (block.params[1 + c], op.results[c]);
+            Rc::new(permute(graph, value, &graph.value(from).dims, &graph.value(to).dims))
+        });
+        Ok(finals.chain(collected.into_iter().map(Rc::new)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests;
