@@ -40,6 +40,8 @@ pub struct Program {
     pub routines: Vec<Routine>,
     /// Where steps, buffers and checks come from. Entry 0 is "nowhere" (no file).
     pub sources: Vec<Source>,
+    /// What a kernel reports when an index is out of range; numbers are the `site` of the check.
+    pub sites: Vec<Site>,
     /// Settings of the driver (data, schedule, names of routines, text of the program ..) as JSON; opaque here.
     pub settings: String,
 }
@@ -130,10 +132,10 @@ pub struct Routine {
     pub steps: Vec<Step>,
     /// Bytes of the arena. The high-water mark of a run equals it exactly.
     pub arena: usize,
+    /// The inputs that it reads, by index into [`Program::inputs`] (which may hold one name twice, with different shapes).
+    pub inputs: Vec<u32>,
     /// What the caller may read after a run, until the next run.
     pub outputs: Vec<Output>,
-    /// What a kernel reports when an index is out of range; numbers are the `site` of the check.
-    pub sites: Vec<Site>,
 }
 
 impl Routine {
