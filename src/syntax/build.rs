@@ -1,0 +1,165 @@
+//! What all functions that turn pest's pairs into the tree share: spans, names, and a walk over a rule's parts.
+
+use super::ast::Name;
+use crate::diag::{Diagnostic, Sink};
+use crate::source::{FileId, Span};
+use pest::iterators::{Pair, Pairs};
+
+/// The generated parser. The derive makes `Rule` beside it.
+#[derive(pest_derive::Parser)]
+#[grammar = "../grammar/partita.pest"]
+pub struct Grammar;
+
+/// Builds the tree of one parsed text, which may be a piece of a file.
+pub struct Builder<'t> {
+    /// The whole file.
+    pub text: &'t str,
+    pub file: FileId,
+    /// Where the parsed piece begins in the file.
+    pub offset: usize,
+    pub sink: Sink,
+    /// Height of the expression that was built last (see `expr`).
+    pub height: u32,
+}
+
+impl<'t> Builder<'t> {
+    pub fn span(&self, pair: &Pair<'t, Rule>) -> Span {
+        let span = pair.as_span();
+        Span::new(self.file, self.offset + span.start(), self.offset + span.end())
+    }
+
+    pub fn name(&self, pair: Pair<'t, Rule>) -> Name {
+        Name { text: pair.as_str().to_string(), span: self.span(&pair) }
+    }
+
+    pub fn names(&self, pair: Pair<'t, Rule>) -> Vec<Name> {
+        parts(pair).rest().map(|p| self.name(p)).collect()
+    }
+
+    /// A whole number that the grammar has recognised as `int`.
+    pub fn whole(&mut self, pair: Pair<'t, Rule>) -> (u64, Span) {
+        let span = self.span(&pair);
+        let value = pair.as_str().replace('_', "").parse().unwrap_or_else(|_| {
+            self.sink.push(Diagnostic::error("E0101", "number is too large").at(span, "does not fit 64 bits"));
+            0
+        });
+        (value, span)
+    }
+
+    /// The text of a string, its escapes resolved.
+    pub fn string(&self, pair: &Pair<'t, Rule>) -> String {
+        let quoted = pair.as_str();
+        let mut out = String::with_capacity(quoted.len());
+        let mut chars = quoted[1..quoted.len() - 1].chars();
+        while let Some(c) = chars.next() {
+            match (c, c == '\\') {
+                (_, true) => match chars.next() {
+                    Some('n') => out.push('\n'),
+                    Some('t') => out.push('\t'),
+                    Some(other) => out.push(other),
+                    None => {}
+                },
+                _ => out.push(c),
+            }
+        }
+        out
+    }
+}
+
+/// The parts of a rule in order, without commas, brackets and words that carry no meaning once the rule is known.
+pub struct Parts<'t> {
+    pairs: Pairs<'t, Rule>,
+}
+
+pub fn parts(pair: Pair<'_, Rule>) -> Parts<'_> {
+    Parts { pairs: pair.into_inner() }
+}
+
+impl<'t> Parts<'t> {
+    /// The next part, which the grammar guarantees.
+    pub fn must(&mut self) -> Pair<'t, Rule> {
+        self.maybe().expect("the grammar guarantees this part")
+    }
+
+    pub fn maybe(&mut self) -> Option<Pair<'t, Rule>> {
+        self.pairs.find(|p| !is_mark(p.as_rule()))
+    }
+
+    /// The next part if it is of this rule.
+    pub fn take(&mut self, rule: Rule) -> Option<Pair<'t, Rule>> {
+        (self.peek() == Some(rule)).then(|| self.must())
+    }
+
+    pub fn peek(&mut self) -> Option<Rule> {
+        self.pairs.clone().map(|p| p.as_rule()).find(|r| !is_mark(*r))
+    }
+
+    pub fn rest(self) -> impl Iterator<Item = Pair<'t, Rule>> {
+        self.pairs.filter(|p| !is_mark(p.as_rule()))
+    }
+}
+
+/// Whether a token says nothing once the rule around it is known. Tokens are rules so that errors can name them.
+pub fn is_mark(rule: Rule) -> bool {
+    use Rule::*;
+    matches!(
+        rule,
+        EOI | sep
+            | comma
+            | colon
+            | equals
+            | arrow
+            | at
+            | lparen
+            | rparen
+            | lbrack
+            | rbrack
+            | lbrace
+            | rbrace
+            | kw_use
+            | kw_as
+            | kw_dim
+            | kw_const
+            | kw_model
+            | kw_preset
+            | kw_plan
+            | kw_train
+            | kw_sample
+            | kw_weights
+            | kw_of
+            | kw_let
+            | kw_param
+            | kw_state
+            | kw_update
+            | kw_loss
+            | kw_metric
+            | kw_output
+            | kw_feed
+            | kw_if
+            | kw_else
+            | kw_in
+            | kw_samples
+            | kw_slices
+            | kw_optimizer
+            | kw_on
+            | kw_minimizes
+            | kw_freeze
+            | kw_except
+            | kw_every
+            | kw_batches
+            | kw_load
+            | kw_with
+            | kw_mesh
+            | kw_shard
+            | kw_replicate
+            | kw_layout
+            | kw_pipeline
+            | kw_microbatches
+            | kw_precision
+            | kw_zero
+            | kw_recompute
+            | kw_offload
+            | kw_by
+            | kw_to
+    )
+}
