@@ -161,6 +161,13 @@ impl Machine<'_> {
         self.values[v.index()].clone().expect("operands are computed before their use")
     }
 
+    /// A value with its axes in the order of another one: nothing demands that a loop's carries and captures be stored
+    /// alike inside and outside.
+    fn reorder(&self, from: ValueId, to: ValueId) -> Shared {
+        let (own, wanted) = (&self.graph.value(from).dims, &self.graph.value(to).dims);
+        if own == wanted { self.get(from) } else { Rc::new(permute(self.graph, &self.get(from), own, wanted)) }
+    }
+
     /// As `round`, but for `exact`.
     fn store(&self, dtype: DType, x: f64) -> f64 {
         if self.env.exact && dtype.is_float() { x } else { round(dtype, x) }
@@ -271,9 +278,10 @@ impl Machine<'_> {
         let graph = self.graph;
         let block = graph.block(body);
         let trip = graph.size(dim);
-        let mut state: Vec<Shared> = op.args[..carries].iter().map(|a| self.get(*a)).collect();
+        let entering = op.args[..carries].iter().zip(&block.params[1..]);
+        let mut state: Vec<Shared> = entering.map(|(a, p)| self.reorder(*a, *p)).collect();
         for (param, capture) in block.params[1 + carries..].iter().zip(&op.args[carries..]) {
-            self.values[param.index()] = Some(self.get(*capture));
+            self.values[param.index()] = Some(self.reorder(*capture, *param));
         }
         let mut collected: Vec<Tensor> = op.results[carries..]
             .iter()
@@ -289,13 +297,7 @@ impl Machine<'_> {
                 self.values[param.index()] = Some(value.clone());
             }
             self.block(body)?;
-            // A carry's initial value decides the order of its dims, whatever order the body computes it in.
-            state = (0..carries)
-                .map(|c| {
-                    let (from, to) = (block.results[c], block.params[1 + c]);
-                    Rc::new(permute(graph, &self.get(from), &graph.value(from).dims, &graph.value(to).dims))
-                })
-                .collect();
+            state = (0..carries).map(|c| self.reorder(block.results[c], block.params[1 + c])).collect();
             for (k, out) in collected.iter_mut().enumerate() {
                 let inner = block.results[carries + k];
                 let value = self.get(inner);

@@ -2,7 +2,8 @@
 //!
 //! In: what `elaborate` emits through [`Builder`]. Out: a [`Graph`] that `autodiff` extends, `interp` evaluates and
 //! `kernel` lowers. Reading order: this file (types), `builder.rs` (the only way to add operations; derives result
-//! types), `verify.rs` (the invariants), `print.rs` and `parse.rs` (text form, round trip).
+//! types), `verify.rs` and `rules.rs` (the invariants; what each operation demands), `print.rs`, `lex.rs` and `parse.rs` (text
+//! form, round trip).
 //!
 //! Invariants (checked by `verify`):
 //! - operations of a block stand in an order in which every operand is defined before its use;
@@ -13,8 +14,10 @@
 //! - a block uses only its own values: what a loop body needs from outside is an explicit capture.
 
 pub mod builder;
+mod lex;
 pub mod parse;
 pub mod print;
+mod rules;
 pub mod verify;
 
 use crate::source::Span;

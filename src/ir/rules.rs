@@ -1,0 +1,467 @@
+//! What each operation demands of its operands and results: the doc comments of [`Op`] as checks.
+
+use super::verify::distinct;
+use super::*;
+
+/// The same dims in any order.
+pub(super) fn same_dims(a: &[DimId], b: &[DimId]) -> bool {
+    a.len() == b.len() && a.iter().all(|d| b.contains(d))
+}
+
+struct Check<'a> {
+    g: &'a Graph,
+    op: &'a Operation,
+}
+
+type Outcome = Result<(), String>;
+
+pub(super) fn check(g: &Graph, op: &Operation) -> Outcome {
+    let c = Check { g, op };
+    if !matches!(op.op, Op::Loop { .. }) && op.results.len() != 1 {
+        return Err("it has one result".into());
+    }
+    c.rule()
+}
+
+fn fail<T>(message: impl Into<String>) -> Result<T, String> {
+    Err(message.into())
+}
+
+impl Check<'_> {
+    fn arg(&self, i: usize) -> &Value {
+        self.g.value(self.op.args[i])
+    }
+
+    fn out(&self) -> &Value {
+        self.g.value(self.op.results[0])
+    }
+
+    fn operands(&self, n: usize) -> Outcome {
+        if self.op.args.len() == n {
+            Ok(())
+        } else {
+            fail(format!("{n} operands expected, not {}", self.op.args.len()))
+        }
+    }
+
+    fn name(&self, d: DimId) -> &str {
+        &self.g.dim(d).name
+    }
+
+    fn list(&self, dims: &[DimId]) -> String {
+        dims.iter().map(|d| self.name(*d)).collect::<Vec<_>>().join(", ")
+    }
+
+    fn result(&self, dtype: DType, dims: &[DimId]) -> Outcome {
+        self.result_type(dtype)?;
+        self.result_dims(dims)
+    }
+
+    fn result_type(&self, dtype: DType) -> Outcome {
+        let found = self.out().dtype;
+        if found == dtype { Ok(()) } else { fail(format!("the result has type {found}, expected {dtype}")) }
+    }
+
+    fn result_dims(&self, dims: &[DimId]) -> Outcome {
+        distinct(self.g, dims)?;
+        if same_dims(&self.out().dims, dims) {
+            return Ok(());
+        }
+        fail(format!("the result has dims [{}], expected [{}]", self.list(&self.out().dims), self.list(dims)))
+    }
+
+    /// The operand's type, or a wider float.
+    fn result_widens(&self, dtype: DType) -> Outcome {
+        let found = self.out().dtype;
+        if found == dtype || (found.is_float() && dtype.is_float() && found.bytes() > dtype.bytes()) {
+            return Ok(());
+        }
+        fail(format!("the result has type {found}, expected {dtype} or a wider float"))
+    }
+
+    fn arg_type(&self, i: usize, dtype: DType) -> Outcome {
+        let found = self.arg(i).dtype;
+        if found == dtype { Ok(()) } else { fail(format!("operand {i} has type {found}, expected {dtype}")) }
+    }
+
+    fn numeric(&self, i: usize) -> Outcome {
+        if self.arg(i).dtype == DType::Bool { fail(format!("operand {i} has type bool")) } else { Ok(()) }
+    }
+
+    fn float(&self, i: usize) -> Outcome {
+        let found = self.arg(i).dtype;
+        if found.is_float() { Ok(()) } else { fail(format!("operand {i} has type {found}, expected a float")) }
+    }
+
+    fn int_scalars(&self, from: usize) -> Outcome {
+        for i in from..self.op.args.len() {
+            self.arg_type(i, DType::I32)?;
+            if !self.arg(i).dims.is_empty() {
+                return fail(format!("operand {i} is no scalar"));
+            }
+        }
+        Ok(())
+    }
+
+    fn has(&self, i: usize, dims: &[DimId]) -> Outcome {
+        distinct(self.g, dims)?;
+        match dims.iter().find(|d| !self.arg(i).dims.contains(d)) {
+            Some(d) => fail(format!("operand {i} lacks dim `{}`", self.name(*d))),
+            None => Ok(()),
+        }
+    }
+
+    fn union(&self) -> Vec<DimId> {
+        let mut all: Vec<DimId> = Vec::new();
+        for d in self.op.args.iter().flat_map(|a| &self.g.value(*a).dims) {
+            if !all.contains(d) {
+                all.push(*d);
+            }
+        }
+        all
+    }
+
+    fn without(&self, dims: &[DimId], less: &[DimId]) -> Vec<DimId> {
+        dims.iter().copied().filter(|d| !less.contains(d)).collect()
+    }
+
+    fn rule(&self) -> Outcome {
+        let g = self.g;
+        match &self.op.op {
+            Op::Param(p) => {
+                let Some(p) = g.params.get(p.index()) else { return fail("the parameter does not exist") };
+                self.leaf(p.dtype, &p.dims)
+            }
+            Op::State(s) => {
+                let Some(s) = g.states.get(s.index()) else { return fail("the state does not exist") };
+                self.leaf(s.dtype, &s.dims)
+            }
+            Op::Input(i) => {
+                let Some(i) = g.inputs.get(i.index()) else { return fail("the input does not exist") };
+                self.leaf(i.dtype, &i.dims)
+            }
+            Op::Constant(c) => self.constant(c),
+            Op::Iota(d) => {
+                self.operands(0)?;
+                self.result(DType::I32, &[*d])
+            }
+            Op::Step | Op::Position => {
+                self.operands(0)?;
+                self.result(DType::I32, &[])
+            }
+            Op::Random { dist, dims, .. } => {
+                self.int_scalars(0)?;
+                let dtype = match dist {
+                    Dist::RandInt { .. } => DType::I32,
+                    Dist::Bernoulli { .. } => DType::Bool,
+                    Dist::Uniform { .. } | Dist::Normal { .. } | Dist::TruncNormal { .. } => DType::F32,
+                };
+                self.result(dtype, dims)
+            }
+            Op::Map(op) => self.map(*op),
+            Op::Broadcast { dims } => {
+                self.operands(1)?;
+                distinct(g, dims)?;
+                if let Some(d) = dims.iter().find(|d| self.arg(0).dims.contains(d)) {
+                    return fail(format!("the operand has already dim `{}`", self.name(*d)));
+                }
+                let all = [self.arg(0).dims.as_slice(), dims].concat();
+                self.result(self.arg(0).dtype, &all)
+            }
+            Op::Reduce { kind, dims } => {
+                self.operands(1)?;
+                self.has(0, dims)?;
+                match kind {
+                    ReduceKind::Any | ReduceKind::All => {
+                        self.arg_type(0, DType::Bool)?;
+                        self.result_type(DType::Bool)?;
+                    }
+                    ReduceKind::ArgMax | ReduceKind::ArgMin => self.result_type(DType::I32)?,
+                    ReduceKind::Max | ReduceKind::Min => {
+                        self.numeric(0)?;
+                        self.result_type(self.arg(0).dtype)?;
+                    }
+                    ReduceKind::Sum | ReduceKind::Prod => {
+                        self.numeric(0)?;
+                        self.result_widens(self.arg(0).dtype)?;
+                    }
+                }
+                self.result_dims(&self.without(&self.arg(0).dims, dims))
+            }
+            Op::Dot { contract } => {
+                self.operands(2)?;
+                self.numeric(0)?;
+                self.arg_type(1, self.arg(0).dtype)?;
+                self.has(0, contract)?;
+                self.has(1, contract)?;
+                self.result_widens(self.arg(0).dtype)?;
+                self.result_dims(&self.without(&self.union(), contract))
+            }
+            Op::Reshape { groups } => {
+                self.operands(1)?;
+                let from: Vec<DimId> = groups.iter().flat_map(|(f, _)| f.iter().copied()).collect();
+                let to: Vec<DimId> = groups.iter().flat_map(|(_, t)| t.iter().copied()).collect();
+                self.has(0, &from)?;
+                distinct(g, &to)?;
+                for (f, t) in groups {
+                    if g.elements(f) != g.elements(t) {
+                        return fail(format!("sizes of [{}] and [{}] differ", self.list(f), self.list(t)));
+                    }
+                }
+                let all = [self.without(&self.arg(0).dims, &from), to].concat();
+                self.result(self.arg(0).dtype, &all)
+            }
+            Op::Window { axes, .. } => {
+                let dynamic = axes.iter().filter(|a| a.dynamic).count();
+                self.operands(1 + dynamic)?;
+                self.int_scalars(1)?;
+                let (inputs, terms) = axis_dims(axes);
+                self.has(0, &inputs)?;
+                let all = [self.without(&self.arg(0).dims, &inputs), terms].concat();
+                self.result(self.arg(0).dtype, &all)
+            }
+            Op::Fold { axes } => {
+                self.operands(1)?;
+                self.numeric(0)?;
+                if axes.iter().any(|a| a.dynamic) {
+                    return fail("a dynamic axis");
+                }
+                let (inputs, terms) = axis_dims(axes);
+                self.has(0, &terms)?;
+                let all = [self.without(&self.arg(0).dims, &terms), inputs].concat();
+                self.result(self.arg(0).dtype, &all)
+            }
+            Op::Gather { dims, .. } => {
+                self.operands(1 + dims.len())?;
+                self.has(0, dims)?;
+                let mut all = self.without(&self.arg(0).dims, dims);
+                for i in 1..self.op.args.len() {
+                    self.arg_type(i, DType::I32)?;
+                    all.extend(self.without(&self.arg(i).dims, &all));
+                }
+                self.result(self.arg(0).dtype, &all)
+            }
+            Op::Scatter { kind, removed, targets } => {
+                self.operands(1 + targets.len())?;
+                self.numeric(0)?;
+                if !matches!(kind, ReduceKind::Sum | ReduceKind::Max | ReduceKind::Min) {
+                    return fail(format!("{} cannot be scattered", kind.name()));
+                }
+                for i in 1..self.op.args.len() {
+                    self.arg_type(i, DType::I32)?;
+                }
+                distinct(g, removed)?;
+                let union = self.union();
+                if let Some(d) = removed.iter().find(|d| !union.contains(d)) {
+                    return fail(format!("no operand has dim `{}`", self.name(*d)));
+                }
+                let all = [self.without(&union, removed).as_slice(), targets].concat();
+                self.result(self.arg(0).dtype, &all)
+            }
+            Op::Concat { parts, to } => self.concat(parts, *to),
+            Op::Stack { dim } => {
+                distinct(g, &[*dim])?;
+                self.operands(g.size(*dim))?;
+                for i in 0..self.op.args.len() {
+                    self.arg_type(i, self.arg(0).dtype)?;
+                    if !same_dims(&self.arg(i).dims, &self.arg(0).dims) {
+                        return fail(format!("operand {i} has other dims than operand 0"));
+                    }
+                }
+                self.result(self.arg(0).dtype, &[&[*dim], self.arg(0).dims.as_slice()].concat())
+            }
+            Op::Scan { kind, dim, .. } => {
+                self.operands(1)?;
+                self.numeric(0)?;
+                self.has(0, &[*dim])?;
+                let dtype = if *kind == ScanKind::ArgMax { DType::I32 } else { self.arg(0).dtype };
+                self.result(dtype, &self.arg(0).dims)
+            }
+            Op::LinearScan { dim, .. } => {
+                self.operands(2)?;
+                self.float(0)?;
+                self.arg_type(1, self.arg(0).dtype)?;
+                let union = self.union();
+                if !union.contains(dim) {
+                    return fail("no operand has the dim");
+                }
+                self.result(self.arg(0).dtype, &union)
+            }
+            Op::ArgSort { dim } => {
+                self.operands(1)?;
+                self.has(0, &[*dim])?;
+                self.result(DType::I32, &self.arg(0).dims)
+            }
+            Op::TopK { dim, k } => {
+                self.operands(1)?;
+                self.has(0, &[*dim])?;
+                distinct(g, &[*k])?;
+                if g.size(*k) > g.size(*dim) {
+                    return fail(format!("more than the {} elements of `{}`", g.size(*dim), self.name(*dim)));
+                }
+                let all = [self.without(&self.arg(0).dims, &[*dim]), vec![*k]].concat();
+                self.result(DType::I32, &all)
+            }
+            Op::PackPlace { packed, .. } => {
+                self.operands(1)?;
+                self.arg_type(0, DType::I32)?;
+                self.has(0, packed)?;
+                self.result(DType::I32, &self.arg(0).dims)
+            }
+            Op::Draw { dim, dims, top_p, .. } => {
+                if self.op.args.is_empty() {
+                    return fail("no operands");
+                }
+                self.float(0)?;
+                self.int_scalars(1)?;
+                self.has(0, &[*dim])?;
+                if top_p.is_nan() {
+                    return fail("top_p is not a number");
+                }
+                if !same_dims(dims, &self.out().dims) {
+                    return fail("its logical dims are not those of the result");
+                }
+                self.result(DType::I32, &self.without(&self.arg(0).dims, &[*dim]))
+            }
+            Op::StopGradient => {
+                self.operands(1)?;
+                self.result_dims(&self.arg(0).dims)?;
+                self.result_type(self.arg(0).dtype)
+            }
+            Op::Loop { body, dim, carries, .. } => self.looped(*body, *dim, *carries as usize),
+            Op::WriteAt { dim, part } => {
+                self.operands(3)?;
+                self.int_scalars(2)?;
+                self.has(0, &[*dim])?;
+                self.has(1, &[*part])?;
+                self.arg_type(1, self.arg(0).dtype)?;
+                let all = [self.without(&self.arg(1).dims, &[*part]), vec![*dim]].concat();
+                if !same_dims(&all, &self.arg(0).dims) {
+                    return fail("dims of what is written are not those of the cache");
+                }
+                if g.size(*part) > g.size(*dim) {
+                    return fail("what is written has a larger size than the cache");
+                }
+                self.result(self.arg(0).dtype, &self.arg(0).dims)
+            }
+        }
+    }
+
+    fn leaf(&self, dtype: DType, dims: &[DimId]) -> Outcome {
+        self.operands(0)?;
+        self.result(dtype, dims)?;
+        if self.out().dims == dims { Ok(()) } else { fail("its dims are not in declared order") }
+    }
+
+    fn constant(&self, c: &Constant) -> Outcome {
+        self.operands(0)?;
+        let data = match c {
+            Constant::Splat(x) => std::slice::from_ref(x),
+            Constant::Elements(data) if data.len() != self.g.elements(&self.out().dims) => {
+                return fail(format!("{} elements for [{}]", data.len(), self.list(&self.out().dims)));
+            }
+            Constant::Elements(data) => data.as_slice(),
+        };
+        let whole = |x: f64| x == x.trunc() && (f64::from(i32::MIN)..=f64::from(i32::MAX)).contains(&x);
+        match self.out().dtype {
+            DType::I32 if data.iter().any(|x| !whole(*x)) => fail("an element is no whole number of 32 bits"),
+            DType::Bool if data.iter().any(|x| *x != 0.0 && *x != 1.0) => fail("an element is neither 0 nor 1"),
+            _ => Ok(()),
+        }
+    }
+
+    fn map(&self, op: MapOp) -> Outcome {
+        use MapOp::*;
+        self.operands(op.arity())?;
+        self.result_dims(&self.union())?;
+        let last = op.arity() - 1;
+        match op {
+            Where => {
+                self.arg_type(0, DType::Bool)?;
+                self.arg_type(1, self.arg(2).dtype)?;
+            }
+            _ if last == 1 => self.arg_type(1, self.arg(0).dtype)?,
+            _ => {}
+        }
+        match op {
+            Not | And | Or => self.arg_type(0, DType::Bool)?,
+            Cast(_) | Where | Eq | Ne => {}
+            Neg | Square | Abs | Sign | Add | Sub | Mul | FloorDiv | Rem | Pow | Max | Min | Lt | Le | Gt | Ge => {
+                self.numeric(0)?;
+            }
+            Exp | Expm1 | Log | Log1p | Sqrt | Rsqrt | Tanh | Sigmoid | Softplus | Erf | Sin | Cos | Floor | Ceil
+            | Round | IsFinite | Div => self.float(0)?,
+        }
+        self.result_type(match op {
+            Cast(to) => to,
+            IsFinite | Not | And | Or | Eq | Ne | Lt | Le | Gt | Ge => DType::Bool,
+            _ => self.arg(last).dtype,
+        })
+    }
+
+    fn concat(&self, parts: &[DimId], to: DimId) -> Outcome {
+        if parts.is_empty() {
+            return fail("no operands");
+        }
+        self.operands(parts.len())?;
+        let g = self.g;
+        let rest = self.without(&self.arg(0).dims, &parts[..1]);
+        let mut size = 0usize;
+        for (i, part) in parts.iter().enumerate() {
+            self.has(i, &[*part])?;
+            self.arg_type(i, self.arg(0).dtype)?;
+            if !same_dims(&rest, &self.without(&self.arg(i).dims, &[*part])) {
+                return fail(format!("operand {i} has other dims than operand 0"));
+            }
+            size = size.saturating_add(g.size(*part));
+        }
+        distinct(g, &[to])?;
+        if size != g.size(to) {
+            return fail(format!("the parts have {size} elements, the size of `{}` is {}", self.name(to), g.size(to)));
+        }
+        self.result(self.arg(0).dtype, &[rest, vec![to]].concat())
+    }
+
+    fn looped(&self, body: BlockId, dim: DimId, carries: usize) -> Outcome {
+        let g = self.g;
+        distinct(g, &[dim])?;
+        let block = g.block(body);
+        let (args, results) = (&self.op.args, &self.op.results);
+        if args.len() < carries || results.len() < carries {
+            return fail("it has fewer operands or results than carries");
+        }
+        if block.params.len() != 1 + args.len() || block.results.len() != results.len() {
+            return fail("numbers of its operands and results are not those of the body");
+        }
+        let alike = |a: ValueId, b: ValueId| {
+            let (a, b) = (g.value(a), g.value(b));
+            a.dtype == b.dtype && same_dims(&a.dims, &b.dims)
+        };
+        let turn = g.value(block.params[0]);
+        if turn.dtype != DType::I32 || !turn.dims.is_empty() {
+            return fail("the turn is an int scalar");
+        }
+        for (a, p) in args.iter().zip(&block.params[1..]) {
+            if !alike(*a, *p) {
+                return fail(format!("carry or capture {p} has another type than {a}"));
+            }
+        }
+        for c in 0..carries {
+            if !alike(block.results[c], block.params[1 + c]) || !alike(results[c], block.results[c]) {
+                return fail(format!("carry {c} changes its type"));
+            }
+        }
+        for c in carries..results.len() {
+            let (inner, outer) = (g.value(block.results[c]), g.value(results[c]));
+            let dims = [inner.dims.as_slice(), &[dim]].concat();
+            if inner.dtype != outer.dtype || inner.dims.contains(&dim) || !same_dims(&dims, &outer.dims) {
+                return fail(format!("collected value {} does not have the type of {}", results[c], block.results[c]));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn axis_dims(axes: &[WindowAxis]) -> (Vec<DimId>, Vec<DimId>) {
+    (axes.iter().map(|a| a.input).collect(), axes.iter().flat_map(|a| a.terms.iter().map(|t| t.0)).collect())
+}
