@@ -7,9 +7,14 @@
 //! Results depend on neither the number of threads nor their timing, and nothing is allocated in a step after the first
 //! one.
 //!
-//! Reading order: `error`, `device` (what a step is made of).
+//! Reading order: `error`, `device` (what a step is made of), `data`, `checkpoint`, `metrics`.
 
+pub mod checkpoint;
+pub mod data;
 pub mod device;
 pub mod error;
+pub mod metrics;
+pub mod stop;
+pub mod tokenizer;
 
 pub use error::RuntimeError;

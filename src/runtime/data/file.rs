@@ -1,0 +1,211 @@
+//! Data files as random-access bytes: read at positions where possible (so a file of any size costs no memory, and one
+//! that shrinks meanwhile gives an error rather than a signal, as a memory map would), or unpacked into memory.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use crate::runtime::error::{Result, RuntimeError};
+
+/// The most that is held in memory of one compressed or parsed file.
+pub const MEMORY_LIMIT: u64 = 16 << 30;
+
+/// A readable file.
+#[derive(Debug)]
+pub struct DataFile {
+    path: PathBuf,
+    bytes: Bytes,
+}
+
+#[derive(Debug)]
+enum Bytes {
+    File { file: File, len: u64 },
+    Memory(Vec<u8>),
+}
+
+impl DataFile {
+    /// Opens a file; `.gz` is unpacked, and what is not a plain file (a pipe) is read to its end.
+    pub fn open(path: &Path) -> Result<DataFile> {
+        let file = File::open(path).map_err(|e| cannot_read(path, &e))?;
+        let meta = file.metadata().map_err(|e| cannot_read(path, &e))?;
+        let bytes = if meta.is_dir() {
+            return Err(RuntimeError::new("E0801", format!("data file `{}` is a directory", path.display()))
+                .place(path.display())
+                .help("name a file in it"));
+        } else if path.extension().is_some_and(|e| e == "gz") {
+            Bytes::Memory(read_limited(&mut flate2::read::MultiGzDecoder::new(file), path, MEMORY_LIMIT).map_err(
+                |mut e| {
+                    if e.code == "E0801" {
+                        e.message = e.message.replace("cannot read", "cannot unpack");
+                        e.code = "E0802";
+                        e.help = Some("the file is truncated or no gzip file: fetch it again".into());
+                    }
+                    e
+                },
+            )?)
+        } else if meta.is_file() {
+            Bytes::File { file, len: meta.len() }
+        } else {
+            Bytes::Memory(read_limited(&mut &file, path, MEMORY_LIMIT)?)
+        };
+        Ok(DataFile { path: path.to_path_buf(), bytes })
+    }
+
+    /// Bytes that stand for the file: what a parser made of it.
+    pub fn memory(path: &Path, bytes: Vec<u8>) -> DataFile {
+        DataFile { path: path.to_path_buf(), bytes: Bytes::Memory(bytes) }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn len(&self) -> u64 {
+        match &self.bytes {
+            Bytes::File { len, .. } => *len,
+            Bytes::Memory(v) => v.len() as u64,
+        }
+    }
+
+    /// Fills `out` from position `at`.
+    pub fn read_at(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        match &self.bytes {
+            Bytes::File { file, .. } => file.read_exact_at(out, at).map_err(|e| {
+                if e.kind() == std::io::ErrorKind::UnexpectedEof {
+                    RuntimeError::new("E0801", format!("data file `{}` became shorter meanwhile", self.path.display()))
+                        .place(self.path.display())
+                        .help("let no other program write to it during the run")
+                } else {
+                    cannot_read(&self.path, &e)
+                }
+            }),
+            Bytes::Memory(v) => {
+                let from = usize::try_from(at).ok().and_then(|a| v.get(a..a.checked_add(out.len())?));
+                out.copy_from_slice(from.ok_or_else(|| RuntimeError::internal("a read past the end of a data file"))?);
+                Ok(())
+            }
+        }
+    }
+
+    /// The whole content.
+    pub fn into_bytes(self) -> Result<Vec<u8>> {
+        match self.bytes {
+            Bytes::File { file, .. } => read_limited(&mut &file, &self.path, MEMORY_LIMIT),
+            Bytes::Memory(v) => Ok(v),
+        }
+    }
+}
+
+/// The whole content as text; errors name the first bad byte.
+pub fn read_text(path: &Path) -> Result<String> {
+    let bytes = DataFile::open(path)?.into_bytes()?;
+    String::from_utf8(bytes).map_err(|e| {
+        let at = e.utf8_error().valid_up_to();
+        let bytes = e.as_bytes();
+        let line = 1 + bytes[..at].iter().filter(|&&b| b == b'\n').count();
+        malformed(path, format!("is not UTF-8 text: byte 0x{:02x} at position {at}, line {line}", bytes[at]))
+            .place(format!("{}:{line}", path.display()))
+            .help("convert the file to UTF-8, or read it as `bytes`")
+    })
+}
+
+pub fn cannot_read(path: &Path, e: &std::io::Error) -> RuntimeError {
+    let error = RuntimeError::new("E0801", format!("cannot read data file `{}`: {}", path.display(), reason(e)))
+        .place(path.display());
+    match e.kind() {
+        std::io::ErrorKind::NotFound => error.help("check the path in `data`, or give another with `--data FILE`"),
+        std::io::ErrorKind::PermissionDenied => error.help("make the file readable for this user"),
+        _ => error.help("see that the disk is sound, or use a copy of the file"),
+    }
+}
+
+/// `detail` goes on from "data file `x`".
+pub fn malformed(path: &Path, detail: impl std::fmt::Display) -> RuntimeError {
+    RuntimeError::new("E0802", format!("data file `{}` {detail}", path.display())).place(path.display())
+}
+
+/// A system message without the number that Rust appends.
+pub fn reason(e: &std::io::Error) -> String {
+    let text = e.to_string();
+    match text.find(" (os error") {
+        Some(i) => text[..i].to_string(),
+        None => text,
+    }
+}
+
+fn read_limited(from: &mut dyn Read, path: &Path, limit: u64) -> Result<Vec<u8>> {
+    const CHUNK: usize = 1 << 20;
+    let mut out = vec![];
+    loop {
+        let before = out.len();
+        if before as u64 > limit || out.try_reserve(CHUNK).is_err() {
+            return Err(RuntimeError::new("E0801", format!("data file `{}` is too large for memory", path.display()))
+                .place(path.display())
+                .note(format!("compressed and parsed files are held in memory, at most {} GiB", limit >> 30))
+                .help("unpack it, or convert it to a `tokens` or `npy` file, which are read in place"));
+        }
+        from.take(CHUNK as u64).read_to_end(&mut out).map_err(|e| cannot_read(path, &e))?;
+        if out.len() == before {
+            return Ok(out);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn missing_directory_and_broken_gz_are_errors() {
+        let dir = tempfile::tempdir().unwrap();
+        let e = DataFile::open(&dir.path().join("no.txt")).unwrap_err();
+        assert_eq!((e.code, e.message.contains("No such file")), ("E0801", true), "{e}");
+        assert_eq!(DataFile::open(dir.path()).unwrap_err().code, "E0801");
+
+        let mut gz = flate2::write::GzEncoder::new(vec![], flate2::Compression::default());
+        gz.write_all(&[7u8; 10_000]).unwrap();
+        let packed = gz.finish().unwrap();
+        let path = dir.path().join("a.gz");
+        std::fs::write(&path, &packed).unwrap();
+        assert_eq!(DataFile::open(&path).unwrap().into_bytes().unwrap(), vec![7u8; 10_000]);
+        for cut in 0..packed.len() {
+            std::fs::write(&path, &packed[..cut]).unwrap();
+            match DataFile::open(&path) {
+                Err(e) => assert_eq!(e.code, "E0802", "{e}"),
+                Ok(file) => assert_eq!(file.len(), 0, "cut at {cut}"),
+            }
+        }
+    }
+
+    #[test]
+    fn reads_are_checked_against_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        std::fs::write(&path, b"0123456789").unwrap();
+        let file = DataFile::open(&path).unwrap();
+        let mut two = [0; 2];
+        file.read_at(4, &mut two).unwrap();
+        assert_eq!(&two, b"45");
+        std::fs::write(&path, b"0").unwrap();
+        let e = file.read_at(4, &mut two).unwrap_err();
+        assert!(e.message.contains("became shorter"), "{e}");
+    }
+
+    #[test]
+    fn over_the_memory_limit_is_an_error() {
+        let e = read_limited(&mut std::io::repeat(0), Path::new("zero"), 3 << 20).unwrap_err();
+        assert!(e.message.contains("too large"), "{e}");
+    }
+
+    #[test]
+    fn text_errors_name_the_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.txt");
+        std::fs::write(&path, b"ab\ncd\xff\n").unwrap();
+        let e = read_text(&path).unwrap_err();
+        assert_eq!(e.code, "E0802");
+        assert!(e.message.contains("byte 0xff at position 5, line 2"), "{e}");
+    }
+}

@@ -1,0 +1,1 @@
+//! Figures of a run: files that tools read, and text.

@@ -1,0 +1,50 @@
+//! A flag that SIGINT and SIGTERM set, so that a training loop can save before it ends.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::error::{Result, RuntimeError};
+
+/// Asked for between steps.
+#[derive(Clone, Debug, Default)]
+pub struct StopFlag(Arc<AtomicBool>);
+
+impl StopFlag {
+    /// Catches the signals from now on. A second one ends the process at once, with the exit status 130.
+    pub fn install() -> Result<StopFlag> {
+        let flag = StopFlag::default();
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            // in this order: the shutdown looks at the flag before this signal sets it
+            signal_hook::flag::register_conditional_shutdown(signal, 130, flag.0.clone())
+                .and_then(|_| signal_hook::flag::register(signal, flag.0.clone()))
+                .map_err(|e| RuntimeError::internal(format!("cannot catch signal {signal}: {e}")))?;
+        }
+        Ok(flag)
+    }
+
+    pub fn requested(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// As a signal would.
+    pub fn request(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_sets_the_flag() {
+        let flag = StopFlag::install().unwrap();
+        assert!(!flag.requested());
+        signal_hook::low_level::raise(signal_hook::consts::SIGTERM).unwrap();
+        let start = std::time::Instant::now();
+        while !flag.requested() && start.elapsed().as_secs() < 5 {
+            std::thread::yield_now();
+        }
+        assert!(flag.requested());
+    }
+}
