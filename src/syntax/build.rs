@@ -18,14 +18,35 @@ pub struct Builder<'t> {
     /// Where the parsed piece begins in the file.
     pub offset: usize,
     pub sink: Sink,
+    /// Whether an expression was too high; one report of that is enough.
+    pub too_high: bool,
     /// Height of the expression that was built last (see `expr`).
     pub height: u32,
 }
 
+/// More mistakes than this in one piece of text are not told.
+pub const MAX_REPORTS: usize = 100;
+
 impl<'t> Builder<'t> {
+    pub fn new(text: &'t str, file: FileId, offset: usize) -> Builder<'t> {
+        Builder { text, file, offset, sink: Sink::default(), too_high: false, height: 0 }
+    }
+
+    pub fn report(&mut self, found: Diagnostic) {
+        if self.sink.error_count() < MAX_REPORTS {
+            self.sink.push(found);
+        }
+    }
+
+    /// The place of a rule. pest's own span of a rule that ends in something optional also covers the blanks and
+    /// comments behind it; the last token is where the rule ends.
     pub fn span(&self, pair: &Pair<'t, Rule>) -> Span {
-        let span = pair.as_span();
-        Span::new(self.file, self.offset + span.start(), self.offset + span.end())
+        let start = pair.as_span().start();
+        let mut last = pair.clone();
+        while let Some(inner) = last.clone().into_inner().next_back() {
+            last = inner;
+        }
+        Span::new(self.file, self.offset + start, self.offset + last.as_span().end())
     }
 
     pub fn name(&self, pair: Pair<'t, Rule>) -> Name {
@@ -40,7 +61,7 @@ impl<'t> Builder<'t> {
     pub fn whole(&mut self, pair: Pair<'t, Rule>) -> (u64, Span) {
         let span = self.span(&pair);
         let value = pair.as_str().replace('_', "").parse().unwrap_or_else(|_| {
-            self.sink.push(Diagnostic::error("E0101", "number is too large").at(span, "does not fit 64 bits"));
+            self.report(Diagnostic::error("E0101", "number is too large").at(span, "does not fit 64 bits"));
             0
         });
         (value, span)

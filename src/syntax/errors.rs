@@ -1,8 +1,11 @@
-//! A failed parse in words.
+//! A failed parse in words. pest tells the farthest place it reached and which rules it tried there; this file turns
+//! that into one diagnostic that names what was expected, what was found and, where the mistake is a known one, the cure.
 
-use super::build::Rule;
-use crate::diag::Diagnostic;
+use super::build::{Grammar, Rule};
+use super::guard;
+use crate::diag::{Diagnostic, did_you_mean};
 use crate::source::{FileId, Span};
+use pest::Parser;
 use pest::error::{Error, ErrorVariant, InputLocation};
 use std::ops::Range;
 
@@ -11,43 +14,377 @@ pub fn explain(error: &Error<Rule>, text: &str, piece: Range<usize>, file: FileI
     let at = match error.location {
         InputLocation::Pos(at) | InputLocation::Span((at, _)) => piece.start + at,
     };
-    let positives = match &error.variant {
-        ErrorVariant::ParsingError { positives, .. } => positives.as_slice(),
-        ErrorVariant::CustomError { message } => {
-            return Diagnostic::error("E0102", "text is too involved to parse")
-                .at(Span::new(file, piece.start, piece.start), "in the item that begins here")
-                .with_note(format!("the parser stopped: {message}"))
-                .help("split the item into smaller ones");
-        }
-    };
-    let found = Found::at(text, at);
-    let span = Span::new(file, at, at + found.len);
-    Diagnostic::error("E0101", format!("expected {}, found {}", expected(positives), found.words))
-        .at(span, "unexpected")
-}
-
-struct Found {
-    len: usize,
-    words: String,
-}
-
-impl Found {
-    fn at(text: &str, at: usize) -> Found {
-        let rest = &text[at..];
-        let Some(first) = rest.chars().next() else {
-            return Found { len: 0, words: "the end of the file".into() };
-        };
-        let len = match first {
-            '\n' => return Found { len: 0, words: "the end of the line".into() },
-            c if c.is_ascii_alphanumeric() || c == '_' => {
-                rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len())
-            }
-            c => c.len_utf8(),
-        };
-        Found { len, words: format!("`{}`", &rest[..len]) }
+    match &error.variant {
+        ErrorVariant::ParsingError { positives, .. } => Failure { text, piece, file, at, positives }.diagnostic(),
+        ErrorVariant::CustomError { message } => Diagnostic::error("E0102", "text is too involved to parse")
+            .at(Span::new(file, piece.start, piece.start), "in the item that begins here")
+            .with_note(format!("the parser stopped: {message}"))
+            .help("split the item into smaller ones"),
     }
 }
 
-fn expected(positives: &[Rule]) -> String {
-    format!("{positives:?}")
+struct Failure<'a> {
+    text: &'a str,
+    piece: Range<usize>,
+    file: FileId,
+    /// Where no rule went on.
+    at: usize,
+    /// What could have stood there.
+    positives: &'a [Rule],
+}
+
+/// The word or mark at a place, and how to call it.
+struct Found<'a> {
+    token: &'a str,
+    words: String,
+}
+
+impl Failure<'_> {
+    fn diagnostic(&self) -> Diagnostic {
+        let found = self.found();
+        self.product(&found)
+            .or_else(|| self.line_begins_with_operator())
+            .or_else(|| self.reserved(&found))
+            .or_else(|| self.unclosed(&found))
+            .or_else(|| self.broken_string(&found))
+            .unwrap_or_else(|| self.unexpected(&found))
+    }
+
+    fn span(&self, start: usize, len: usize) -> Span {
+        Span::new(self.file, start, start + len)
+    }
+
+    fn found(&self) -> Found<'_> {
+        let token = token_at(self.text, self.at);
+        let words = match token.chars().next() {
+            _ if self.at == self.text.len() => "the end of the file".to_string(),
+            _ if self.at == self.piece.end => "the end of the item".to_string(),
+            Some('\n') => "the end of the line".to_string(),
+            Some(c) if c.is_control() || (c.is_whitespace() && !c.is_ascii()) => {
+                format!("the character U+{:04X}", u32::from(c))
+            }
+            _ => format!("`{token}`"),
+        };
+        Found { token, words }
+    }
+
+    fn expects(&self, rules: &[Rule]) -> bool {
+        self.positives.iter().any(|p| rules.contains(p))
+    }
+
+    /// Whether an expression has just ended, so that an operator could follow.
+    fn after_expression(&self) -> bool {
+        self.expects(&[Rule::add, Rule::and, Rule::call, Rule::member])
+    }
+
+    /// Whether a name could stand here, alone or as the beginning of something.
+    fn expects_name(&self) -> bool {
+        use Rule::*;
+        self.expects(&[name, names, let_tuple, expr, term, call_arg, paren_part, index_item, ty_dim, ty_map, group])
+            || self
+                .expects(&[use_name, dim_def, const_def, static_def, arg, setting, entry, axes, mesh_axis, scope, opt])
+    }
+
+    /// `x @ w`
+    fn product(&self, found: &Found) -> Option<Diagnostic> {
+        let before = self.text[self.piece.start..self.at].trim_end_matches([' ', '\t']);
+        if !self.expects(&[Rule::entries, Rule::lbrack]) || !before.ends_with('@') || found.token == "[" {
+            return None;
+        }
+        let at = self.piece.start + before.len() - 1;
+        Some(
+            Diagnostic::error("E0106", "`@` is no matrix product")
+                .at(self.span(at, 1), "a layout in brackets must follow, as in `x @ [seq: tp]`")
+                .help("write dot[dim](x, w), naming the dim that is summed over"),
+        )
+    }
+
+    fn line_begins_with_operator(&self) -> Option<Diagnostic> {
+        // Inside brackets the end of the line is the first thing that does not fit; outside, the operator is.
+        let rest = &self.text[self.at..self.piece.end];
+        let at = if rest.starts_with('\n') { self.at + rest.len() - rest.trim_start().len() } else { self.at };
+        let begins = self.text[..at].trim_end_matches([' ', '\t', '\r']).ends_with('\n');
+        let token = token_at(self.text, at);
+        let operators = ["+", "*", "/", "%", "<", ">", "==", "!=", "<=", ">=", "**", "and", "or", ".", "=", "->", "@"];
+        if !begins || !operators.contains(&token) {
+            return None;
+        }
+        let operator = self.span(at, token.len());
+        let diagnostic = Diagnostic::error("E0105", format!("line begins with `{token}`"))
+            .at(operator, "a line end separates statements, so this begins a new one");
+        Some(match token {
+            "." => diagnostic.help("put the whole chain on one line, or name its beginning with `let`"),
+            _ => diagnostic.help(format!("end the line before with `{token}` instead")),
+        })
+    }
+
+    fn reserved(&self, found: &Found) -> Option<Diagnostic> {
+        if !self.expects_name() || Grammar::parse(Rule::reserved, found.token).is_err() {
+            return None;
+        }
+        Some(
+            Diagnostic::error("E0103", format!("`{}` is a reserved word", found.token))
+                .at(self.span(self.at, found.token.len()), "cannot be used as a name")
+                .help(format!("choose another name, such as `{}_`", found.token)),
+        )
+    }
+
+    /// The end came before a bracket was closed, or a bracket closes another kind.
+    fn unclosed(&self, found: &Found) -> Option<Diagnostic> {
+        let mut open: Vec<(usize, u8)> = Vec::new();
+        for (place, byte) in guard::code_bytes(self.text) {
+            if place >= self.at {
+                break;
+            }
+            match byte {
+                _ if place < self.piece.start => {}
+                b'(' | b'[' | b'{' => open.push((place, byte)),
+                b')' | b']' | b'}' => {
+                    open.pop();
+                }
+                _ => {}
+            }
+        }
+        let close = |byte: u8| match byte {
+            b'(' => ")",
+            b'[' => "]",
+            _ => "}",
+        };
+        let ended = self.at == self.piece.end;
+        let closing = self.expects(&[Rule::rparen, Rule::rbrack, Rule::rbrace]);
+        match open.last() {
+            Some((place, byte)) if ended || (closing && matches!(found.token, ")" | "]" | "}")) => {
+                let bracket = char::from(*byte);
+                if ended {
+                    return Some(
+                        Diagnostic::error("E0101", format!("`{bracket}` is not closed"))
+                            .at(self.span(*place, 1), format!("no `{}` follows", close(*byte)))
+                            .and(self.span(self.at, 0), format!("expected {} here", self.expected())),
+                    );
+                }
+                if found.token == close(*byte) {
+                    return None;
+                }
+                Some(
+                    Diagnostic::error("E0101", format!("expected `{}`, found {}", close(*byte), found.words))
+                        .at(self.span(self.at, found.token.len()), "unexpected")
+                        .and(self.span(*place, 1), format!("this `{bracket}` is not closed")),
+                )
+            }
+            None if matches!(found.token, ")" | "]" | "}") => Some(
+                Diagnostic::error("E0101", format!("`{}` closes nothing", found.token))
+                    .at(self.span(self.at, 1), "no bracket of this kind is open"),
+            ),
+            _ => None,
+        }
+    }
+
+    fn broken_string(&self, found: &Found) -> Option<Diagnostic> {
+        if found.token != "\"" {
+            return None;
+        }
+        let line = self.text[self.at..].lines().next().unwrap_or("");
+        let mut chars = line.char_indices().skip(1);
+        while let Some((i, c)) = chars.next() {
+            match c {
+                '"' => return None,
+                '\\' => match chars.next() {
+                    Some((_, '"' | '\\' | 'n' | 't')) => {}
+                    Some((_, other)) => {
+                        return Some(
+                            Diagnostic::error("E0101", format!("unknown escape `\\{other}` in a string"))
+                                .at(self.span(self.at + i, 1 + other.len_utf8()), "unexpected")
+                                .help("write one of `\\\"`, `\\\\`, `\\n`, `\\t`"),
+                        );
+                    }
+                    None => {}
+                },
+                _ => {}
+            }
+        }
+        Some(
+            Diagnostic::error("E0101", "string is not closed on its line")
+                .at(self.span(self.at, line.len()), "begins here")
+                .help("end it with `\"`; a line end inside a string is written `\\n`"),
+        )
+    }
+
+    fn unexpected(&self, found: &Found) -> Diagnostic {
+        let message = format!("expected {}, found {}", self.expected(), found.words);
+        let len = if found.token == "\n" { 0 } else { found.token.len() };
+        let diagnostic = Diagnostic::error("E0101", message).at(self.span(self.at, len), "unexpected");
+        match self.cure(found) {
+            Some(cure) => diagnostic.help(cure),
+            None => diagnostic,
+        }
+    }
+
+    /// What to write instead, for mistakes that come from other languages or are easily made.
+    fn cure(&self, found: &Found) -> Option<String> {
+        let before = self.text[self.piece.start..self.at].trim_end_matches([' ', '\t']);
+        let word_before = before.rsplit(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().unwrap_or("");
+        let cure = match found.token {
+            "\n" if self.after_expression() => {
+                "a line may break after an operator, a comma, `=`, `->` or an opening bracket, and before a closing one"
+            }
+            "else" => "`} else {` stands on one line",
+            "elif" => "write `else if`",
+            "&" => "write `and`",
+            "|" => "write `or`",
+            "!" => "write `not`",
+            "^" => "powers are written `x ** 2`",
+            "#" => "comments begin with `//`",
+            "'" => "strings are written with `\"`",
+            "=" if before.ends_with(['+', '-', '*', '/']) => "write `x = x + y`",
+            "=" if self.after_expression() => "to compare, write `==`; to name a value, write `let name = ..`",
+            token if self.expects(&[Rule::ty_dim]) && token.starts_with(|c: char| c.is_ascii_digit()) => {
+                "dims are always named: declare one, as in `dim part = 3`"
+            }
+            token if token.starts_with(|c: char| c.is_ascii_digit()) && token.contains(char::is_alphabetic) => {
+                "a name cannot begin with a digit"
+            }
+            _ if self.after_expression() && word_before == "return" => "the value of a body is its last statement",
+            _ if self.after_expression() && matches!(word_before, "var" | "val" | "const") => "write `let name = ..`",
+            _ if self.expects(&[Rule::file, Rule::item, Rule::attribute]) => return self.item_cure(found),
+            _ if self.expects(&[Rule::train_line]) => return near(found.token, TRAIN_WORDS),
+            _ if word_before == before.rsplit('\n').next().unwrap_or("").trim() => {
+                return near(word_before, PLAN_WORDS).or_else(|| near(word_before, STATEMENT_WORDS));
+            }
+            _ => return None,
+        };
+        Some(cure.to_string())
+    }
+
+    fn item_cure(&self, found: &Found) -> Option<String> {
+        let word = match found.token {
+            "def" | "func" | "function" | "fun" => "fn",
+            "class" | "module" | "struct" => "layer",
+            "import" | "from" | "include" => "use",
+            "let" | "var" => "const",
+            _ => return near(found.token, ITEM_WORDS),
+        };
+        Some(format!("write `{word}`"))
+    }
+
+    /// `an operator, `,` or `)``
+    fn expected(&self) -> String {
+        let mut words: Vec<String> = Vec::new();
+        for rule in self.positives {
+            let word = describe(*rule);
+            // The end of a piece is no place that the user knows.
+            let inner_end = *rule == Rule::EOI && self.positives.contains(&Rule::sep);
+            if !inner_end && !words.contains(&word) {
+                words.push(word);
+            }
+        }
+        // What is possible after every expression says little beside what is particular to this one.
+        let vague: &[&str] =
+            if self.after_expression() { &["`@`", "`(`", "`[`", "`=`"] } else { &["the end of the line"] };
+        words.retain(|w| !vague.contains(&w.as_str()));
+        words.sort_by_key(|w| (w.starts_with('`'), w.starts_with("the end")));
+        match words.split_last() {
+            None => "something else".to_string(),
+            Some((last, [])) => last.clone(),
+            Some((last, rest)) => format!("{} or {last}", rest.join(", ")),
+        }
+    }
+}
+
+const ITEM_WORDS: &[&str] =
+    &["use", "dim", "const", "fn", "layer", "optimizer", "model", "preset", "plan", "train", "sample", "weights"];
+const TRAIN_WORDS: &[&str] = &[
+    "data",
+    "valid",
+    "samples",
+    "let",
+    "optimizer",
+    "freeze",
+    "clip",
+    "gradient",
+    "average",
+    "steps",
+    "seed",
+    "save",
+    "log",
+    "load",
+];
+const PLAN_WORDS: &[&str] =
+    &["mesh", "shard", "replicate", "layout", "pipeline", "microbatches", "precision", "zero", "recompute", "offload"];
+const STATEMENT_WORDS: &[&str] = &["let", "param", "state", "update", "loss", "metric", "output", "dim", "for", "scan"];
+
+fn near(word: &str, words: &[&str]) -> Option<String> {
+    did_you_mean(word, words.iter().copied()).map(|w| format!("did you mean `{w}`?"))
+}
+
+/// The token that begins at a place, cut as the grammar would; a line end stands for itself.
+fn token_at(text: &str, at: usize) -> &str {
+    let rest = &text[at..];
+    let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let len = match rest.chars().next() {
+        None => 0,
+        Some(c) if word(c) => rest.find(|c| !word(c)).unwrap_or(rest.len()),
+        Some(c) => {
+            let double = ["==", "!=", "<=", ">=", "**", "->", ".."];
+            double.iter().find(|d| rest.starts_with(**d)).map_or(c.len_utf8(), |d| d.len())
+        }
+    };
+    &rest[..len]
+}
+
+/// A rule in human words.
+fn describe(rule: Rule) -> String {
+    use Rule::*;
+    let words = match rule {
+        file | item | attribute => "an item",
+        stmt | feed_line | setting_line | rebind => "a statement",
+        train_line => "a line of a train item",
+        plan_line => "a statement of a plan",
+        weights_line => "an entry of a weights item",
+        expr | term | neg | not | call_arg | paren_part | index_item | index_named | reverse | loop_over => {
+            "an expression"
+        }
+        or | and | eq | ne | le | ge | lt | gt | add | sub | pow | mul | div | rem => "an operator",
+        call | index | member | layout => "an operator",
+        name | use_name | dim_def | const_def | static_def | setting | mesh_axis | opt | names | let_tuple | unit => {
+            "a name"
+        }
+        arg => "an argument",
+        args => "arguments in `(..)`",
+        statics => "settings in `[..]`",
+        ty | ty_dims | result | dtype => "a type",
+        ty_dim | ty_map | group | group_part | ty_outs => "a dim",
+        entry | entries => "a layout in `[..]`",
+        axes => "an axis of the mesh",
+        static_kind => "`int`, `float`, `bool` or `str`",
+        block | weights_block | sample_block | settings | opts => "`{`",
+        use_names => "names in `{..}`",
+        turn => "`{name}`",
+        value | value_arg | word => "a value",
+        value_call | value_list | value_word => "a value",
+        select | terms | select_term | select_word => "`matrix`, `vector`, `rest` or a path in quotes",
+        scope | scopes => "a layer or function",
+        int | float | number => "a number",
+        string => "a string",
+        EOI => "the end of the file",
+        sep => "the end of the line",
+        comma | last_comma => "`,`",
+        colon | weights_axes => "`:`",
+        equals => "`=`",
+        arrow => "`->`",
+        at => "`@`",
+        dots => "`..`",
+        lparen => "`(`",
+        rparen => "`)`",
+        lbrack => "`[`",
+        rbrack => "`]`",
+        lbrace => "`{`",
+        rbrace => "`}`",
+        _ => "",
+    };
+    let rule = format!("{rule:?}");
+    match rule.strip_prefix("kw_") {
+        Some(keyword) if words.is_empty() => format!("`{keyword}`"),
+        _ if words.is_empty() => format!("`{rule}`"),
+        _ => words.to_string(),
+    }
 }

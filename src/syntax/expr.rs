@@ -78,7 +78,7 @@ impl<'t> Builder<'t> {
             };
             match (next.op, after) {
                 (Op::Binary(_), _) => self.reduce(&mut state, Some(next)),
-                (Op::Unary(UnaryOp::Not), Some(before)) if before.level > NOT => self.sink.push(
+                (Op::Unary(UnaryOp::Not), Some(before)) if before.level > NOT => self.report(
                     Diagnostic::error("E0101", "`not` binds weaker than the operator before it")
                         .at(span, "needs parentheses")
                         .and(before.span, "this operator comes first")
@@ -128,13 +128,15 @@ impl<'t> Builder<'t> {
 
     fn refuse_chain(&mut self, state: &Operands, first: Waiting, second: Waiting) {
         let text = self.text;
-        let word = |span: Span| text.get(span.start as usize..span.end as usize).unwrap_or("");
-        let middle = state.values.last().map_or("b", |(v, _)| word(v.span));
-        self.sink.push(
+        let word = |span: Span| text.get(span.start as usize..span.end as usize).unwrap_or("..");
+        let operands: Vec<&str> = state.values.iter().rev().take(2).map(|(v, _)| word(v.span)).collect();
+        let [middle, left] = operands[..] else { return };
+        let (one, two) = (word(first.span), word(second.span));
+        self.report(
             Diagnostic::error("E0104", "comparisons do not chain")
                 .at(second.span, "second comparison of the chain")
                 .and(first.span, "first comparison")
-                .help(format!("write `.. {} {middle} and {middle} {} ..`", word(first.span), word(second.span))),
+                .help(format!("write `{left} {one} {middle} and {middle} {two} ..`")),
         );
     }
 
@@ -145,11 +147,14 @@ impl<'t> Builder<'t> {
             return Expr { kind: Box::new(kind), span };
         }
         self.height = 1;
-        self.sink.push(
-            Diagnostic::error("E0102", "expression is nested too deeply")
-                .at(span, format!("more than {MAX_HEIGHT} levels of operators and calls"))
-                .help("give parts of it names with `let`"),
-        );
+        if !self.too_high {
+            self.too_high = true;
+            self.report(
+                Diagnostic::error("E0102", "expression is nested too deeply")
+                    .at(span, format!("more than {MAX_HEIGHT} levels of operators and calls"))
+                    .help("give parts of it names with `let`"),
+            );
+        }
         Expr { kind: Box::new(ExprKind::Tuple(Vec::new())), span }
     }
 
@@ -231,7 +236,7 @@ impl<'t> Builder<'t> {
             let mut inner = parts(part);
             if let Some(name) = inner.take(Rule::name) {
                 let span = self.span(&name);
-                self.sink.push(
+                self.report(
                     Diagnostic::error("E0101", "a named part stands only in a group of dims inside brackets")
                         .at(span, "unexpected name")
                         .help(
@@ -292,7 +297,7 @@ impl<'t> Builder<'t> {
         let (over, reverse, over_height) = self.loop_over(inner.must());
         if reverse && kind == LoopKind::For {
             let span = var.span;
-            self.sink.push(
+            self.report(
                 Diagnostic::error("E0101", "only `scan` runs in reverse")
                     .at(span, "in this loop")
                     .help("turns of a `for` are no order in time; reverse the dim with `flip[dim](x)`"),
@@ -317,7 +322,7 @@ impl<'t> Builder<'t> {
             return (LoopRange::Range(low, high), false, height.max(self.height));
         }
         let dim = dim.unwrap_or_else(|| {
-            self.sink.push(
+            self.report(
                 Diagnostic::error("E0101", "a loop runs over a dim or a range")
                     .at(span, "neither the name of a dim nor `low..high`")
                     .help("write `for i in depth {..}` or `for i in 0..n {..}`"),
@@ -383,7 +388,7 @@ impl<'t> Builder<'t> {
     fn group_or_error(&mut self, pair: Pair<'t, Rule>) -> Group {
         self.as_group(&pair).unwrap_or_else(|| {
             let span = self.span(&pair);
-            self.sink.push(
+            self.report(
                 Diagnostic::error("E0101", "expected a dim or a group of dims beside `->`")
                     .at(span, "found another expression")
                     .help("write `a -> b`, `a -> (b, c)` or `(b, c) -> a`"),

@@ -129,7 +129,7 @@ impl<'t> Builder<'t> {
         let mut inner = parts(pair);
         let dtype = inner.take(Rule::dtype).map(|d| (type_name(d.as_str()), self.span(&d)));
         if let Some((TypeName::Float, at)) = dtype {
-            self.sink.push(
+            self.report(
                 Diagnostic::error("E0101", "`float` is the kind of a setting, not a type of elements")
                     .at(at, "unexpected here")
                     .help("write `f32`, or only the dims for the working precision"),

@@ -16,5 +16,6 @@ mod items;
 mod lines;
 mod parse;
 mod plans;
+pub mod print;
 
 pub use parse::parse_file;

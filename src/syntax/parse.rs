@@ -1,7 +1,7 @@
 //! From text to tree: the guard, the grammar, and what is done when a file does not parse.
 
 use super::ast::{File, Item};
-use super::build::{Builder, Grammar, Rule};
+use super::build::{Builder, Grammar, MAX_REPORTS, Rule};
 use super::{errors, guard};
 use crate::diag::{Diagnostic, Sink};
 use crate::source::{FileId, Span};
@@ -50,6 +50,9 @@ fn parse_guarded(text: &str, file: FileId) -> (File, Sink) {
     // pest stops at its first error: parse the items one by one, so that each says what is wrong with it.
     let mut items = Vec::new();
     for piece in pieces(text) {
+        if sink.error_count() >= MAX_REPORTS {
+            break;
+        }
         match parse_piece(text, piece, file, &mut sink) {
             Ok(more) => items.extend(more),
             Err(error) => sink.push(error),
@@ -65,7 +68,7 @@ fn parse_piece(text: &str, piece: Range<usize>, file: FileId, sink: &mut Sink) -
     let offset = piece.start;
     let mut pairs =
         Grammar::parse(Rule::file, &text[piece.clone()]).map_err(|e| errors::explain(&e, text, piece, file))?;
-    let mut builder = Builder { text, file, offset, sink: Sink::default(), height: 0 };
+    let mut builder = Builder::new(text, file, offset);
     let items = pairs.next().map(|file| builder.items(file)).unwrap_or_default();
     sink.extend(builder.sink);
     Ok(items)
