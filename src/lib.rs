@@ -1,4 +1,5 @@
 //! Partita: a language for neural networks and for how they are spread over machines, and its compiler.
+pub mod codegen;
 pub mod diag;
 pub mod interp;
 pub mod ir;

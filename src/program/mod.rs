@@ -16,9 +16,11 @@
 //! - results do not depend on the number of threads: rows of a kernel are independent, sums have a fixed order.
 
 mod file;
+mod helper;
 mod step;
 
 pub use file::{FileError, MAGIC};
+pub use helper::{Failure, Helper, ZEROS};
 pub use step::*;
 
 use crate::types::DType;

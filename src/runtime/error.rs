@@ -1,7 +1,6 @@
 //! The one error type of the runtime: a registered code, what is wrong, and how to mend it. `driver` turns it into a
 //! diagnostic, with a span where the description that led here came from source text.
 
-use crate::source::Span;
 use std::fmt;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -16,15 +15,13 @@ pub struct RuntimeError {
     pub help: Option<String>,
     /// Where in the outside world: a path, or `path:line`.
     pub place: Option<String>,
-    /// Where in the source: the operation that failed in a running program.
-    pub span: Option<Span>,
 }
 
 pub type Result<T> = std::result::Result<T, RuntimeError>;
 
 impl RuntimeError {
     pub fn new(code: &'static str, message: impl Into<String>) -> RuntimeError {
-        RuntimeError { code, message: message.into(), notes: vec![], help: None, place: None, span: None }
+        RuntimeError { code, message: message.into(), notes: vec![], help: None, place: None }
     }
 
     /// A broken invariant of our own.
@@ -44,11 +41,6 @@ impl RuntimeError {
 
     pub fn place(mut self, place: impl fmt::Display) -> RuntimeError {
         self.place = Some(place.to_string());
-        self
-    }
-
-    pub fn at(mut self, span: Option<Span>) -> RuntimeError {
-        self.span = span;
         self
     }
 }

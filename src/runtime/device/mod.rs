@@ -5,4 +5,7 @@
 
 pub mod arena;
 pub mod code;
+pub mod gemm;
+pub mod helpers;
+pub mod nest;
 pub mod pool;

@@ -1,0 +1,140 @@
+//! Machine code of kernels by Cranelift.
+//!
+//! In: kernels. Out: a [`Code`]: bytes that run wherever they are put, since they hold no addresses; what they call they
+//! find in the table of helpers. A function is called as `f(buffers, scalars, helpers, begin, end)`: rows `begin..end`;
+//! `scalars` holds the kernel's keys, then the address of the status cell (see `program::Failure`).
+//!
+//! Invariant: a row is computed in the same way, bit for bit, whatever rows are computed by the same call.
+//!
+//! Reading order: `plan.rs` (what becomes vectors), `nest.rs` (loops and statements), `expr.rs` (expressions), `ops.rs`
+//! (arithmetic on one or four elements), then `map.rs`, `math.rs`, `convert.rs`, `random.rs`.
+
+mod convert;
+mod expr;
+mod map;
+mod math;
+mod nest;
+mod ops;
+mod plan;
+mod random;
+
+use crate::kernel::Kernel;
+use crate::program::Code;
+use cranelift_codegen::Context;
+use cranelift_codegen::control::ControlPlane;
+use cranelift_codegen::ir::types::I64;
+use cranelift_codegen::ir::{AbiParam, Function, Signature, UserFuncName};
+use cranelift_codegen::isa::OwnedTargetIsa;
+use cranelift_codegen::settings::{self, Configurable};
+use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Every function begins at a multiple of so many bytes.
+const FUNCTION_ALIGN: usize = 64;
+
+/// The processor that code is made for.
+pub struct Target {
+    isa: OwnedTargetIsa,
+    fused: bool,
+    /// As in [`Code::target`]: the architecture and the features that code may use.
+    name: String,
+}
+
+impl Target {
+    /// The processor that this runs on. An error is a sentence about why there is no code for it.
+    pub fn host() -> Result<Target, String> {
+        let mut flags = settings::builder();
+        for (name, value) in [("opt_level", "speed"), ("enable_probestack", "false"), ("unwind_info", "false")] {
+            flags.set(name, value).map_err(|e| e.to_string())?;
+        }
+        flags
+            .set("enable_verifier", if cfg!(debug_assertions) { "true" } else { "false" })
+            .map_err(|e| e.to_string())?;
+        let isa = cranelift_native::builder()?.finish(settings::Flags::new(flags)).map_err(|e| e.to_string())?;
+        let features: Vec<&str> = isa
+            .isa_flags()
+            .iter()
+            .filter(|f| f.as_bool() == Some(true))
+            .filter_map(|f| f.name.strip_prefix("has_"))
+            .collect();
+        let arch = isa.triple().architecture.to_string();
+        if arch == "x86_64" && !features.contains(&"sse41") {
+            return Err("code for x86-64 needs a processor with SSE 4.1".to_string());
+        }
+        let fused = arch != "x86_64" || features.contains(&"fma");
+        let name = std::iter::once(arch.as_str()).chain(features).collect::<Vec<_>>().join(" ");
+        Ok(Target { isa, fused, name })
+    }
+
+    fn function(&self, kernel: &Kernel) -> Function {
+        let kernel = plan::merge_loops(kernel);
+        let mut signature = Signature::new(self.isa.default_call_conv());
+        signature.params.extend((0..5).map(|_| AbiParam::new(I64)));
+        let mut function = Function::with_name_signature(UserFuncName::user(0, 0), signature);
+        let mut context = FunctionBuilderContext::new();
+        let facts = plan::facts(&kernel);
+        let lanes = plan::lanes(&kernel, &facts);
+        nest::emit(FunctionBuilder::new(&mut function, &mut context), &kernel, &facts, lanes, self.fused, &*self.isa);
+        function
+    }
+
+    fn compile_one(&self, kernel: &Kernel) -> Result<Vec<u8>, String> {
+        let mut context = Context::for_function(self.function(kernel));
+        let compiled = context
+            .compile(&*self.isa, &mut ControlPlane::default())
+            .map_err(|e| format!("kernel `{}`: {:?}", kernel.name, e.inner))?;
+        if !compiled.buffer.relocs().is_empty() {
+            return Err(format!("the code of kernel `{}` is not self-contained", kernel.name));
+        }
+        Ok(compiled.code_buffer().to_vec())
+    }
+
+    /// Machine code of all kernels; `functions[k]` is the entry of kernel k. Equal kernels share their code.
+    pub fn compile(&self, kernels: &[Kernel], threads: usize) -> Result<Code, String> {
+        let mut known: HashMap<Vec<u8>, usize> = HashMap::new();
+        let mut unique: Vec<&Kernel> = Vec::new();
+        let places: Vec<usize> = kernels
+            .iter()
+            .map(|kernel| {
+                let nameless = Kernel { name: String::new(), ..kernel.clone() };
+                let bytes = postcard::to_stdvec(&nameless).expect("a kernel is plain data");
+                *known.entry(bytes).or_insert_with(|| {
+                    unique.push(kernel);
+                    unique.len() - 1
+                })
+            })
+            .collect();
+        let next = AtomicUsize::new(0);
+        let results: Mutex<Vec<Option<Result<Vec<u8>, String>>>> = Mutex::new(vec![None; unique.len()]);
+        std::thread::scope(|scope| {
+            let work = || {
+                loop {
+                    let n = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(kernel) = unique.get(n) else { break };
+                    let code = self.compile_one(kernel);
+                    results.lock().expect("no thread panics while it holds the results")[n] = Some(code);
+                }
+            };
+            for _ in 1..threads.min(unique.len()) {
+                scope.spawn(work);
+            }
+            work();
+        });
+        let mut bytes = Vec::new();
+        let mut starts = Vec::with_capacity(unique.len());
+        for code in results.into_inner().expect("no thread panics while it holds the results") {
+            bytes.resize(bytes.len().next_multiple_of(FUNCTION_ALIGN), 0);
+            starts.push(bytes.len() as u64);
+            bytes.extend(code.expect("every kernel is compiled")?);
+        }
+        let functions = places.iter().map(|n| starts[*n]).collect();
+        Ok(Code { target: self.name.clone(), bytes, functions, relocations: Vec::new() })
+    }
+
+    /// The text of a kernel's function before Cranelift's own passes.
+    pub fn clif(&self, kernel: &Kernel) -> String {
+        self.function(kernel).display().to_string()
+    }
+}

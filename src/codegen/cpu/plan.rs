@@ -1,0 +1,333 @@
+//! Decisions before code: which neighbouring loops are one, which loop becomes the lanes of vectors, and what each
+//! expression depends on.
+
+use super::ops::LANES;
+use crate::kernel::{Carry, Expr, ExprId, Index, Kernel, LoopId, Node, Pass, Statement};
+use crate::types::DType;
+
+/// A small set of numbers.
+#[derive(Clone, Default, Debug, PartialEq)]
+pub struct Set(Vec<u64>);
+
+impl Set {
+    pub fn insert(&mut self, n: usize) {
+        if self.0.len() <= n / 64 {
+            self.0.resize(n / 64 + 1, 0);
+        }
+        self.0[n / 64] |= 1 << (n % 64);
+    }
+
+    pub fn contains(&self, n: usize) -> bool {
+        self.0.get(n / 64).is_some_and(|word| word >> (n % 64) & 1 != 0)
+    }
+
+    pub fn unite(&mut self, other: &Set) {
+        if self.0.len() < other.0.len() {
+            self.0.resize(other.0.len(), 0);
+        }
+        for (a, b) in self.0.iter_mut().zip(&other.0) {
+            *a |= b;
+        }
+    }
+
+    pub fn meets(&self, other: &Set) -> bool {
+        self.0.iter().zip(&other.0).any(|(a, b)| a & b != 0)
+    }
+}
+
+/// What an expression depends on, with all its operands.
+#[derive(Clone, Default)]
+pub struct Facts {
+    pub loops: Set,
+    pub registers: Set,
+    pub loads: Set,
+}
+
+/// The facts of every expression, by [`ExprId`].
+pub fn facts(kernel: &Kernel) -> Vec<Facts> {
+    let mut all: Vec<Facts> = Vec::with_capacity(kernel.exprs.len());
+    for expr in &kernel.exprs {
+        let mut facts = Facts::default();
+        operands(expr, &mut |e| {
+            facts.loops.unite(&all[e.index()].loops);
+            facts.registers.unite(&all[e.index()].registers);
+            facts.loads.unite(&all[e.index()].loads);
+        });
+        if let Some(index) = index_of(&expr.node) {
+            index.loops.iter().for_each(|(l, _)| facts.loops.insert(l.index()));
+        }
+        match &expr.node {
+            Node::Load { buffer, .. } => facts.loads.insert(buffer.index()),
+            Node::Register(r) => facts.registers.insert(r.index()),
+            _ => {}
+        }
+        all.push(facts);
+    }
+    all
+}
+
+/// Calls `visit` for each operand, those of addresses included.
+pub fn operands(expr: &Expr, visit: &mut dyn FnMut(ExprId)) {
+    if let Some(index) = index_of(&expr.node) {
+        index.exprs.iter().for_each(|(e, _)| visit(*e));
+    }
+    match &expr.node {
+        Node::Load { when, .. } => when.iter().for_each(|e| visit(*e)),
+        Node::Map(_, args) => args.iter().for_each(|e| visit(*e)),
+        Node::Check { index, .. } => visit(*index),
+        Node::Const(_) | Node::Index(_) | Node::Register(_) | Node::Random { .. } => {}
+    }
+}
+
+fn index_of(node: &Node) -> Option<&Index> {
+    match node {
+        Node::Index(index) | Node::Load { at: index, .. } | Node::Random { counter: index, .. } => Some(index),
+        Node::Const(_) | Node::Map(..) | Node::Register(_) | Node::Check { .. } => None,
+    }
+}
+
+/// The expressions that a pass evaluates in its iterations, in order, operands first.
+pub fn needed(kernel: &Kernel, pass: &Pass) -> Vec<ExprId> {
+    let mut marked = vec![false; kernel.exprs.len()];
+    let mut mark = |e: ExprId| marked[e.index()] = true;
+    pass.carries.iter().for_each(|c| mark(c.next));
+    pass.reductions.iter().for_each(|r| mark(r.value));
+    for store in &pass.stores {
+        mark(store.value);
+        store.when.iter().for_each(|e| mark(*e));
+        store.at.exprs.iter().for_each(|(e, _)| mark(*e));
+    }
+    for n in (0..marked.len()).rev() {
+        if marked[n] {
+            operands(&kernel.exprs[n], &mut |e| marked[e.index()] = true);
+        }
+    }
+    (0..marked.len()).filter(|n| marked[*n]).map(|n| ExprId(n as u32)).collect()
+}
+
+/// The factor of a loop in an address.
+pub fn stride(index: &Index, of: LoopId) -> i64 {
+    index.loops.iter().find(|(l, _)| *l == of).map_or(0, |(_, c)| *c)
+}
+
+/// How the lanes of vectors are filled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lanes {
+    /// By neighbouring rows: the innermost row loop.
+    Rows,
+    /// By the innermost loop of each pass that is worth it.
+    Inner,
+}
+
+/// Least number of turns that are worth vectors.
+const LEAST: usize = LANES;
+
+pub fn lanes(kernel: &Kernel, facts: &[Facts]) -> Lanes {
+    let has_f64 =
+        kernel.exprs.iter().any(|e| e.dtype == DType::F64) || kernel.buffers.iter().any(|b| b.dtype == DType::F64);
+    if kernel.rows == 0 || has_f64 || kernel.extents[kernel.rows - 1] < LEAST {
+        return Lanes::Inner;
+    }
+    let rows = LoopId(kernel.rows as u32 - 1);
+    let (mut by_rows, mut by_inner) = (0.0, 0.0);
+    weigh(
+        &kernel.body,
+        1.0,
+        &mut |pass, turns| {
+            let turns = turns * pass.loops.iter().map(|l| kernel.extents[l.index()] as f64).product::<f64>();
+            by_rows += turns * gain(kernel, facts, pass, rows);
+            by_inner += turns * inner_loop(kernel, facts, pass).map_or(0.0, |(_, gain)| gain);
+        },
+        &kernel.extents,
+    );
+    if by_rows > 0.0 && by_rows > by_inner { Lanes::Rows } else { Lanes::Inner }
+}
+
+/// Visits passes with the number of turns of the loops around them.
+fn weigh(body: &[Statement], turns: f64, visit: &mut dyn FnMut(&Pass, f64), extents: &[usize]) {
+    for statement in body {
+        match statement {
+            Statement::For { index, body } => weigh(body, turns * extents[index.index()] as f64, visit, extents),
+            Statement::Pass(pass) => visit(pass, turns),
+        }
+    }
+}
+
+/// The loop of a pass whose turns fill lanes, if that is possible and worth it, and how much it is.
+pub fn inner_loop(kernel: &Kernel, facts: &[Facts], pass: &Pass) -> Option<(LoopId, f64)> {
+    let last = *pass.loops.last()?;
+    let no_f64 = needed(kernel, pass).iter().all(|e| {
+        let expr = kernel.expr(*e);
+        let loaded = match &expr.node {
+            Node::Load { buffer, .. } => kernel.buffers[buffer.index()].dtype,
+            _ => expr.dtype,
+        };
+        expr.dtype != DType::F64 && loaded != DType::F64
+    }) && pass.stores.iter().all(|s| kernel.buffers[s.buffer.index()].dtype != DType::F64);
+    if !pass.carries.is_empty() || !no_f64 || kernel.extents[last.index()] < LEAST {
+        return None;
+    }
+    let gain = gain(kernel, facts, pass, last);
+    (gain > 0.0).then_some((last, gain))
+}
+
+/// What four lanes save on one iteration of a pass, in rough units of one instruction.
+fn gain(kernel: &Kernel, facts: &[Facts], pass: &Pass, of: LoopId) -> f64 {
+    let varies = |e: ExprId| facts[e.index()].loops.contains(of.index());
+    let access = |at: &Index| -> f64 {
+        let scattered = at.exprs.iter().any(|(e, _)| varies(*e));
+        match stride(at, of) {
+            _ if scattered => -1.0,
+            1 => 1.0,
+            0 => 0.0,
+            _ => -1.0,
+        }
+    };
+    let mut sum = 0.0;
+    for e in needed(kernel, pass) {
+        let expr = kernel.expr(e);
+        sum += match &expr.node {
+            Node::Load { at, when, .. } if varies(e) => {
+                if when.is_some_and(varies) {
+                    access(at).min(-0.5)
+                } else {
+                    access(at)
+                }
+            }
+            Node::Map(op, args) if varies(e) => {
+                let dtype = args.last().map_or(expr.dtype, |a| kernel.expr(*a).dtype);
+                if super::map::has_vector_form(*op, dtype) { weight(*op) } else { -0.2 }
+            }
+            _ => 0.0,
+        };
+    }
+    for store in &pass.stores {
+        sum += if store.when.is_some() { -1.0 } else { access(&store.at) };
+    }
+    sum + pass.reductions.len() as f64
+}
+
+fn weight(op: crate::types::MapOp) -> f64 {
+    use crate::types::MapOp::*;
+    match op {
+        Exp | Expm1 | Log | Log1p | Tanh | Sigmoid | Softplus => 10.0,
+        _ => 0.5,
+    }
+}
+
+/// Vectors that an iteration handles at once: more for short bodies, and such that little remains at the end.
+pub fn groups(extent: usize, exprs: usize) -> usize {
+    let most = if exprs <= 10 {
+        4
+    } else if exprs <= 24 {
+        2
+    } else {
+        1
+    };
+    [4, 2, 1]
+        .into_iter()
+        .find(|g| *g <= most && (*g == 1 || (extent >= g * LANES && extent % (g * LANES) < LANES)))
+        .unwrap_or(1)
+}
+
+/// Merges neighbouring loops that every address walks as one. A merged-away loop keeps its number and has extent 1.
+pub fn merge_loops(kernel: &Kernel) -> Kernel {
+    let mut kernel = kernel.clone();
+    for i in (1..kernel.rows).rev() {
+        merge(&mut kernel, LoopId(i as u32 - 1), LoopId(i as u32));
+    }
+    let mut pairs = Vec::new();
+    neighbours(&kernel.body, &mut pairs);
+    for (outer, inner) in pairs.into_iter().rev() {
+        if always_adjacent(&kernel.body, outer, inner) && merge(&mut kernel, outer, inner) {
+            drop_loop(&mut kernel.body, outer);
+        }
+    }
+    kernel
+}
+
+/// Makes `inner` stand for both loops, if all addresses allow it.
+fn merge(kernel: &mut Kernel, outer: LoopId, inner: LoopId) -> bool {
+    let size = kernel.extents[inner.index()];
+    let mut fits = true;
+    for_indices(kernel, &mut |index| fits &= stride(index, outer) == stride(index, inner) * size as i64);
+    let Some(both) = kernel.extents[outer.index()].checked_mul(size).filter(|_| fits) else { return false };
+    for_indices(kernel, &mut |index| index.loops.retain(|(l, _)| *l != outer));
+    kernel.extents[outer.index()] = 1;
+    kernel.extents[inner.index()] = both;
+    true
+}
+
+fn for_indices(kernel: &mut Kernel, visit: &mut dyn FnMut(&mut Index)) {
+    for expr in &mut kernel.exprs {
+        match &mut expr.node {
+            Node::Index(index) | Node::Load { at: index, .. } | Node::Random { counter: index, .. } => visit(index),
+            Node::Const(_) | Node::Map(..) | Node::Register(_) | Node::Check { .. } => {}
+        }
+    }
+    for_passes(&mut kernel.body, &mut |pass| pass.stores.iter_mut().for_each(|s| visit(&mut s.at)));
+}
+
+fn for_passes(body: &mut [Statement], visit: &mut dyn FnMut(&mut Pass)) {
+    for statement in body {
+        match statement {
+            Statement::For { body, .. } => for_passes(body, visit),
+            Statement::Pass(pass) => visit(pass),
+        }
+    }
+}
+
+fn drop_loop(body: &mut [Statement], gone: LoopId) {
+    for_passes(body, &mut |pass| pass.loops.retain(|l| *l != gone));
+}
+
+fn neighbours(body: &[Statement], pairs: &mut Vec<(LoopId, LoopId)>) {
+    for statement in body {
+        match statement {
+            Statement::For { body, .. } => neighbours(body, pairs),
+            Statement::Pass(pass) => {
+                for pair in pass.loops.windows(2) {
+                    if !pairs.contains(&(pair[0], pair[1])) {
+                        pairs.push((pair[0], pair[1]));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Whether the two loops occur only in passes, and there only one right inside of the other.
+fn always_adjacent(body: &[Statement], outer: LoopId, inner: LoopId) -> bool {
+    body.iter().all(|statement| match statement {
+        Statement::For { index, body } => *index != outer && *index != inner && always_adjacent(body, outer, inner),
+        Statement::Pass(pass) => {
+            let at = |l: LoopId| pass.loops.iter().position(|x| *x == l);
+            match (at(outer), at(inner)) {
+                (None, None) => true,
+                (Some(o), Some(i)) => o + 1 == i,
+                _ => false,
+            }
+        }
+    })
+}
+
+/// For each expression that a pass needs: after how many of its loops have been entered it can be evaluated.
+pub fn levels(kernel: &Kernel, facts: &[Facts], pass: &Pass) -> Vec<(ExprId, usize)> {
+    let innermost = pass.loops.len();
+    let mut changing = Set::default();
+    pass.carries.iter().for_each(|Carry { register, .. }| changing.insert(register.index()));
+    pass.reductions.iter().for_each(|r| changing.insert(r.register.index()));
+    let mut stored = Set::default();
+    pass.stores.iter().for_each(|s| stored.insert(s.buffer.index()));
+    needed(kernel, pass)
+        .into_iter()
+        .map(|e| {
+            let f = &facts[e.index()];
+            if f.registers.meets(&changing) || f.loads.meets(&stored) {
+                return (e, innermost);
+            }
+            let level = (0..innermost).rev().find(|n| f.loops.contains(pass.loops[*n].index())).map_or(0, |n| n + 1);
+            (e, level)
+        })
+        .collect()
+}
