@@ -9,6 +9,7 @@ use indexmap::IndexMap;
 use std::collections::HashMap;
 
 /// An open block of the program under construction.
+#[derive(Clone)]
 struct Open {
     id: BlockId,
     /// Outer value -> the body's parameter that stands for it, in order of first use.
@@ -16,6 +17,7 @@ struct Open {
     scalars: HashMap<(u64, DType), ValueId>,
 }
 
+#[derive(Clone)]
 pub struct Builder {
     pub graph: Graph,
     open: Vec<Open>,
@@ -157,6 +159,15 @@ impl Builder {
             };
         }
         seen
+    }
+
+    /// Runs `f` with the program's own block open, whatever loop is under construction: for reads of parameters, states
+    /// and inputs, which loops take as captures.
+    pub fn hoisted<T>(&mut self, f: impl FnOnce(&mut Builder) -> T) -> T {
+        let inner = self.open.split_off(1);
+        let out = f(self);
+        self.open.extend(inner);
+        out
     }
 
     fn new_value(&mut self, dtype: DType, dims: Vec<DimId>, block: BlockId, def: Def) -> ValueId {

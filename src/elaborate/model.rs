@@ -1,0 +1,194 @@
+//! A model in one mode: its inputs, its body, and what comes out.
+
+use super::call::GivenArg;
+use super::frame::Body;
+use super::instance::{Instance, InstanceId};
+use super::value::{Bound, DimSet, StaticVal, Val};
+use super::{Elab, Mode, ReadKey, Settings};
+use crate::check::constant::Const;
+use crate::diag::Diagnostic;
+use crate::ir::{Input, InputId, Scope};
+use crate::resolve::{Entity, ItemRef, MAIN, Program};
+use crate::source::Span;
+use crate::syntax::ast::{DefKind, ItemKind, StaticKind};
+use crate::types::DType;
+
+impl<'a> Elab<'a> {
+    /// Walks a model. Afterwards the graph has its inputs, parameters, losses, metrics and outputs.
+    pub fn model(&mut self, at: ItemRef) -> InstanceId {
+        let model = self.program.model(at);
+        self.instances.push(Instance {
+            path: String::new(),
+            def: at,
+            statics: Vec::new(),
+            children: Default::default(),
+            params: Default::default(),
+            states: Default::default(),
+            updates: Default::default(),
+            span: model.name.span,
+            calls: 1,
+            named: true,
+        });
+        let root = InstanceId(self.instances.len() as u32 - 1);
+        let mut frame = self.open_frame(at.module, Body::Model, &model.name.text);
+        frame.def = Some(at);
+        frame.instance = Some(root);
+        frame.ordinals = self.ordinals_of(&model.body);
+        frame.scope =
+            self.b.add_scope(Scope { path: String::new(), definition: model.name.text.clone(), parent: Some(crate::ir::ROOT) });
+        self.within(frame, |e| {
+            for a in &model.args {
+                let Some(d) = e.declared(&a.ty) else {
+                    e.define(&a.name, Val::Error, true);
+                    continue;
+                };
+                if d.rest {
+                    e.error(
+                        Diagnostic::error("E0302", "a model's inputs name all their dims")
+                            .at(a.ty.span, "`..` in a model's input")
+                            .help("list the dims in the order of the data file's axes"),
+                    );
+                    e.define(&a.name, Val::Error, true);
+                    continue;
+                }
+                let dtype = match (d.dtype, a.ty.dtype) {
+                    (Some(t), _) => t,
+                    (None, _) => e.single(),
+                };
+                let id = e.b.add_input(Input {
+                    name: a.name.text.clone(),
+                    dtype,
+                    dims: d.dims.clone(),
+                    span: Some(a.name.span),
+                });
+                // Floats are fed in f32 and read in working precision.
+                let read = if d.dtype.is_none() { e.precision } else { dtype };
+                e.b.span = Some(a.name.span);
+                let v = e.read(ReadKey::Input(id), read);
+                e.define(&a.name, Val::Tensor(v), false);
+            }
+            let val = e.body(&model.body, None);
+            if !matches!(val, Val::Nothing | Val::Error) {
+                let span = model.body.stmts.last().map_or(model.body.span, |s| s.span);
+                e.error(
+                    Diagnostic::error("E0406", "a model's last value is dropped")
+                        .at(span, "computed for nothing")
+                        .help("give it a name: `output name = ..`, `loss ..`, `metric name = ..`"),
+                );
+            }
+        });
+        root
+    }
+
+    pub fn input_names(&self) -> Vec<(InputId, String)> {
+        (self.b.graph.inputs.iter().enumerate()).map(|(i, x)| (InputId(i as u32), x.name.clone())).collect()
+    }
+
+    /// Walks the definitions of the main file that nothing used, with open dims, so that their errors show too.
+    pub fn unused_defs(&mut self) {
+        let Some(main) = self.program.modules.first() else { return };
+        for (i, item) in main.ast.items.iter().enumerate() {
+            let ItemKind::Def(def) = &item.kind else { continue };
+            let at = ItemRef { module: MAIN, item: i as u32, sub: 0 };
+            if self.used_defs.contains(&at) || def.kind == DefKind::Optimizer {
+                continue;
+            }
+            self.open_def(at, def.name.span);
+        }
+    }
+
+    fn open_def(&mut self, at: ItemRef, span: Span) {
+        let def = self.program.def(at);
+        let mut statics = Vec::new();
+        for s in &def.statics {
+            if s.kind == StaticKind::Dim {
+                let id = self.opaque_dim(&format!("{}.{}", def.name.text, s.name.text));
+                statics.push((s.name.text.clone(), StaticVal::Dim(DimSet::single(id))));
+            } else if s.default.is_none() {
+                statics.push((s.name.text.clone(), StaticVal::Const(Const::Unknown)));
+            }
+        }
+        self.instances.push(Instance {
+            path: format!("unused.{}", def.name.text),
+            def: at,
+            statics: Vec::new(),
+            children: Default::default(),
+            params: Default::default(),
+            states: Default::default(),
+            updates: Default::default(),
+            span,
+            calls: 0,
+            named: true,
+        });
+        let owner = InstanceId(self.instances.len() as u32 - 1);
+        let rest = self.opaque_dim(&format!("{}...", def.name.text));
+        let bound = Bound { def: at, statics, span };
+        let mut outer = self.open_frame(at.module, Body::Layer, "");
+        outer.instance = Some(owner);
+        self.within(outer, |e| {
+            let Some(mut frame) = e.def_frame(&bound, Some(owner), span) else { return };
+            let Some(()) = e.bind_settings(&mut frame, &bound) else { return };
+            frame.called_from = None;
+            let mut given = Vec::new();
+            e.frames.push(frame);
+            for a in &def.args {
+                let val = match e.declared(&a.ty) {
+                    Some(d) => {
+                        let mut dims = d.dims.clone();
+                        if d.rest {
+                            dims.insert(0, rest);
+                        }
+                        let dtype = d.dtype.unwrap_or(e.precision);
+                        Val::Tensor(e.b.splat_of(1.0, dtype, &dims))
+                    }
+                    None => Val::Error,
+                };
+                given.push(Some(GivenArg { name: None, val, span: a.name.span }));
+            }
+            let frame = e.frames.pop().expect("pushed above");
+            e.within(frame, |e| {
+                let Some(()) = e.bind_args(&def.args, given, &bound, span) else { return };
+                let results: Option<Vec<_>> = def.result.iter().map(|t| e.declared(t)).collect();
+                let dims: Option<Vec<Vec<_>>> = results.as_ref().map(|r| r.iter().map(|d| d.dims.clone()).collect());
+                let _ = e.body(&def.body, dims.as_deref());
+            });
+        });
+    }
+
+    /// Warnings for imports and top-level names of the main file that nothing looked up.
+    pub fn unused_names(&mut self) {
+        let Some(main) = self.program.modules.first() else { return };
+        let named: Vec<(String, Span, bool)> =
+            main.names.iter().map(|(n, b)| (n.clone(), b.span, b.imported)).collect();
+        for (name, span, imported) in named {
+            if imported && !self.used_names.contains(&(MAIN, name.clone())) {
+                self.sink.push(
+                    Diagnostic::warning("W0001", format!("`{name}` is imported and never used"))
+                        .at(span, "not used")
+                        .help("remove it from the `use`"),
+                );
+            }
+        }
+    }
+}
+
+/// Walks every model of the main file in one mode; used by `check` and by reports. Returns one walk a model.
+pub fn all_models<'a>(program: &'a Program, settings: &Settings, mode: Mode, precision: DType) -> Vec<(ItemRef, Elab<'a>)> {
+    program
+        .models()
+        .into_iter()
+        .map(|at| {
+            let mut e = Elab::new(program, settings.clone(), mode, precision);
+            e.model(at);
+            (at, e)
+        })
+        .collect()
+}
+
+/// The item of a model by name.
+pub fn find_model(program: &Program, name: &str) -> Option<ItemRef> {
+    match program.modules.first()?.names.get(name)?.entity {
+        Entity::Model(at) => Some(at),
+        _ => None,
+    }
+}

@@ -1,0 +1,147 @@
+//! Values from outside the files: presets and `--set name=value`.
+
+use crate::check::constant::Const;
+use crate::diag::{Diagnostic, Sink, did_you_mean};
+use crate::resolve::{Entity, ItemRef, MAIN, Program};
+use crate::syntax::ast::{Expr, ItemKind, Preset};
+use std::collections::HashMap;
+
+/// What replaces the written value of a dim or constant.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// From `--set`: a constant.
+    pub values: HashMap<ItemRef, Const>,
+    /// From a preset of the main file: number of the preset's item, number of the setting.
+    presets: HashMap<ItemRef, (usize, usize)>,
+    /// `--set train.steps=9` and its like, by name after the point.
+    pub train: Vec<(String, Const)>,
+}
+
+impl Settings {
+    /// Finds what the names mean. `presets` in order; `sets` are pairs `name`, `text`.
+    pub fn new(program: &Program, presets: &[String], sets: &[(String, String)], sink: &mut Sink) -> Settings {
+        let mut out = Settings::default();
+        for p in presets {
+            out.add_preset(program, p, sink);
+        }
+        for (name, text) in sets {
+            out.add_set(program, name, text, sink);
+        }
+        out
+    }
+
+    /// The expression that a preset gives to a dim or constant.
+    pub fn preset<'a>(&self, program: &'a Program, at: ItemRef) -> Option<&'a Expr> {
+        let (item, k) = self.presets.get(&at)?;
+        match &program.module(MAIN).ast.items[*item].kind {
+            ItemKind::Preset(p) => Some(&p.settings[*k].1),
+            _ => None,
+        }
+    }
+
+    fn add_preset(&mut self, program: &Program, name: &str, sink: &mut Sink) {
+        let items = program.modules.first().map_or(&[][..], |m| &m.ast.items);
+        let all: Vec<(usize, &Preset)> = (items.iter().enumerate())
+            .filter_map(|(i, item)| match &item.kind {
+                ItemKind::Preset(p) => Some((i, p)),
+                _ => None,
+            })
+            .collect();
+        let Some((item, preset)) = all.iter().find(|(_, p)| p.name.text == name) else {
+            let near = did_you_mean(name, all.iter().map(|(_, p)| p.name.text.as_str()));
+            let d = Diagnostic::error("E0201", format!("the file has no preset `{name}`"));
+            sink.push(d.help(match near {
+                Some(n) => format!("did you mean `{n}`?"),
+                None if all.is_empty() => "the file has no presets".to_string(),
+                None => {
+                    let names: Vec<&str> = all.iter().map(|(_, p)| p.name.text.as_str()).collect();
+                    format!("its presets are: {}", names.join(", "))
+                }
+            }));
+            return;
+        };
+        for (k, (setting, _)) in preset.settings.iter().enumerate() {
+            match settable(program, &setting.text) {
+                Ok(at) => {
+                    self.presets.insert(at, (*item, k));
+                }
+                Err(e) => sink.push(e.at(setting.span, "this name")),
+            }
+        }
+    }
+
+    fn add_set(&mut self, program: &Program, name: &str, text: &str, sink: &mut Sink) {
+        let Some(value) = parse_value(text) else {
+            sink.push(
+                Diagnostic::error("E0902", format!("`--set {name}={text}`: the value is no constant"))
+                    .help("write a number, true, false, or a string"),
+            );
+            return;
+        };
+        if let Some(rest) = name.strip_prefix("train.") {
+            if ["steps", "seed", "clip"].contains(&rest) {
+                self.train.push((rest.to_string(), value));
+            } else {
+                sink.push(
+                    Diagnostic::error("E0201", format!("`--set {name}`: a train item has no such setting"))
+                        .help("train.steps, train.seed and train.clip can be set"),
+                );
+            }
+            return;
+        }
+        match settable(program, name) {
+            Ok(at) => {
+                self.values.insert(at, value);
+            }
+            Err(e) => sink.push(e),
+        }
+    }
+}
+
+/// A number, a bool, or else a string.
+fn parse_value(text: &str) -> Option<Const> {
+    let plain = text.replace('_', "");
+    if let Ok(n) = plain.parse::<i64>() {
+        return Some(Const::int(n));
+    }
+    if let Ok(x) = plain.parse::<f64>() {
+        return x.is_finite().then_some(Const::Float(x));
+    }
+    Some(match text {
+        "" => return None,
+        "true" => Const::Bool(true),
+        "false" => Const::Bool(false),
+        _ => Const::Str(text.trim_matches('"').to_string()),
+    })
+}
+
+fn settable(program: &Program, name: &str) -> Result<ItemRef, Diagnostic> {
+    let Some(module) = program.modules.first() else {
+        return Err(Diagnostic::error("E0201", format!("there is no dim or constant `{name}`")));
+    };
+    match module.names.get(name).map(|b| b.entity) {
+        Some(Entity::Dim(at)) => match program.dim(at).value {
+            crate::syntax::ast::DimValue::Size(_) => Ok(at),
+            crate::syntax::ast::DimValue::Group(_) => Err(Diagnostic::error(
+                "E0206",
+                format!("`{name}` is a group of dims and cannot be set"),
+            )
+            .help("set its members")),
+        },
+        Some(Entity::Const(at)) => Ok(at),
+        Some(_) => Err(Diagnostic::error("E0206", format!("`{name}` is neither a dim nor a constant"))
+            .help("only dims and constants can be set")),
+        None => {
+            let names = module
+                .names
+                .iter()
+                .filter(|(_, b)| matches!(b.entity, Entity::Dim(_) | Entity::Const(_)))
+                .map(|(n, _)| n.as_str());
+            let d = Diagnostic::error("E0201", format!("there is no dim or constant `{name}`"));
+            Err(match did_you_mean(name, names) {
+                Some(n) => d.help(format!("did you mean `{n}`?")),
+                None => d.help("only dims and constants of the file, or imported by it, can be set"),
+            })
+        }
+    }
+}
