@@ -169,9 +169,7 @@ impl<'a> Elab<'a> {
     }
 
     pub fn given(&mut self, args: &'a [CallArg]) -> Vec<GivenArg> {
-        args.iter()
-            .map(|a| GivenArg { name: a.name.clone(), val: self.value(&a.value), span: a.value.span })
-            .collect()
+        args.iter().map(|a| GivenArg { name: a.name.clone(), val: self.value(&a.value), span: a.value.span }).collect()
     }
 
     // ---- brackets

@@ -38,8 +38,7 @@ impl Elab<'_> {
             let mine = t.union();
             all.merge(t);
             if i > 0 && all.conflict.is_none() && !all.covered() {
-                all.conflict =
-                    Some(Conflict { op, left: (args[i - 1].span, before), right: (a.span, mine) });
+                all.conflict = Some(Conflict { op, left: (args[i - 1].span, before), right: (a.span, mine) });
             }
         }
         all
@@ -49,9 +48,8 @@ impl Elab<'_> {
     pub fn close(&mut self, e: Ev, declared: Option<&[DimId]>) -> Val {
         let Some(tree) = &e.tree else { return e.val };
         let mapped = self.frames.last().map_or(Vec::new(), |f| f.mapped.clone());
-        let licensed = |all: &[DimId]| {
-            declared.is_some_and(|d| all.iter().all(|x| d.contains(x) || mapped.contains(x)))
-        };
+        let licensed =
+            |all: &[DimId]| declared.is_some_and(|d| all.iter().all(|x| d.contains(x) || mapped.contains(x)));
         if e.val.is_error() || tree.covered() || licensed(&tree.union()) {
             return e.val;
         }
@@ -75,7 +73,9 @@ impl Elab<'_> {
                 "to contract, write `dot[{}](a, b)`; for an outer product on purpose, declare the type or write `outer(a, b)`",
                 super::dims::last(&self.dim_name(*x))
             ),
-            None => "for an outer product on purpose, declare the type of the result or write `outer(a, b)`".to_string(),
+            None => {
+                "for an outer product on purpose, declare the type of the result or write `outer(a, b)`".to_string()
+            }
         };
         self.error(d.help(cure));
         Val::Error

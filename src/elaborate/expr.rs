@@ -48,9 +48,11 @@ impl<'a> Elab<'a> {
             ExprKind::Call { callee, args } => self.call(e, callee, args),
             ExprKind::Index { base, items } => self.brackets(e.span, base, items),
             ExprKind::Member { base, name } => self.member(e.span, base, name),
-            ExprKind::Turn { .. } => {
-                self.misplaced(e.span, "`.{i}` names a turn of a loop in weights items alone", "use the loop's own variable")
-            }
+            ExprKind::Turn { .. } => self.misplaced(
+                e.span,
+                "`.{i}` names a turn of a loop in weights items alone",
+                "use the loop's own variable",
+            ),
             ExprKind::Layout { base, .. } => {
                 // A layout is a plan's matter; on one device it changes nothing.
                 self.eval(base)
@@ -67,9 +69,9 @@ impl<'a> Elab<'a> {
     /// Evaluates under declared types (a result or a `let` with a type), which license outer products.
     pub fn value_as(&mut self, e: &'a Expr, declared: Option<&[Vec<DimId>]>) -> Val {
         match (&*e.kind, declared) {
-            (ExprKind::Tuple(es), Some(d)) if es.len() == d.len() => {
-                Val::Tuple(es.iter().zip(d).map(|(x, dims)| self.value_as(x, Some(std::slice::from_ref(dims)))).collect())
-            }
+            (ExprKind::Tuple(es), Some(d)) if es.len() == d.len() => Val::Tuple(
+                es.iter().zip(d).map(|(x, dims)| self.value_as(x, Some(std::slice::from_ref(dims)))).collect(),
+            ),
             (ExprKind::Paren(inner), _) => self.value_as(inner, declared),
             (ExprKind::If { .. }, _) => self.choose(e, declared),
             (_, Some([dims])) => {
@@ -156,9 +158,9 @@ impl<'a> Elab<'a> {
         let d = Diagnostic::error("E0201", format!("unknown name `{n}`")).at(span, "not defined here");
         let library = crate::resolve::stdlib::MODULES.iter().find(|(_, text)| {
             ["fn ", "layer ", "optimizer "].iter().any(|k| {
-                text.lines().any(|l| l.strip_prefix(k).is_some_and(|r| {
-                    r.strip_prefix(n).is_some_and(|r| r.starts_with(['(', '[']))
-                }))
+                text.lines().any(|l| {
+                    l.strip_prefix(k).is_some_and(|r| r.strip_prefix(n).is_some_and(|r| r.starts_with(['(', '['])))
+                })
             })
         });
         let d = match (library, did_you_mean(n, names.iter().map(String::as_str))) {
@@ -242,12 +244,22 @@ impl<'a> Elab<'a> {
         let ExprKind::If { cond, then, other } = &*e.kind else { return Val::Error };
         let c = self.eval(cond);
         match self.close(c, None) {
-            Val::Const(Const::Bool(true)) => self.scoped_block(then, declared),
-            Val::Const(Const::Bool(false)) => match other {
-                None => Val::Nothing,
-                Some(Else::Block(b)) => self.scoped_block(b, declared),
-                Some(Else::If(e)) => self.choose(e, declared),
-            },
+            Val::Const(Const::Bool(true)) => {
+                match other {
+                    None => {}
+                    Some(Else::Block(b)) => self.mark_used(b),
+                    Some(Else::If(e)) => self.mark_used_expr(e),
+                }
+                self.scoped_block(then, declared)
+            }
+            Val::Const(Const::Bool(false)) => {
+                self.mark_used(then);
+                match other {
+                    None => Val::Nothing,
+                    Some(Else::Block(b)) => self.scoped_block(b, declared),
+                    Some(Else::If(e)) => self.choose(e, declared),
+                }
+            }
             Val::Const(Const::Unknown) => {
                 // A definition checked without a use: look at both branches.
                 let a = self.scoped_block(then, declared);

@@ -236,9 +236,7 @@ impl<'a> Elab<'a> {
                 None
             }
             None => {
-                self.error(
-                    Diagnostic::error("E0309", "an index is a whole number").at(span, format!("this is {c}")),
-                );
+                self.error(Diagnostic::error("E0309", "an index is a whole number").at(span, format!("this is {c}")));
                 None
             }
         }

@@ -168,15 +168,7 @@ impl<'a> Elab<'a> {
             .unwrap_or(self.single())
     }
 
-    fn scan_loop(
-        &mut self,
-        var: &'a Name,
-        dim: DimId,
-        reverse: bool,
-        body: &'a Block,
-        want: bool,
-        span: Span,
-    ) -> Val {
+    fn scan_loop(&mut self, var: &'a Name, dim: DimId, reverse: bool, body: &'a Block, want: bool, span: Span) -> Val {
         // Carried: outer variables that the body rebinds.
         let mut names: Vec<String> = Vec::new();
         for n in ordinals::rebound(body) {

@@ -148,13 +148,8 @@ impl<'a> Elab<'a> {
         // Name the chain of calls that led into a shared definition.
         let mut d = d;
         let here = self.frames.last().map(|f| f.name.clone());
-        let callers: Vec<(String, Span)> = self
-            .frames
-            .iter()
-            .rev()
-            .take(4)
-            .filter_map(|f| f.called_from.map(|s| (f.name.clone(), s)))
-            .collect();
+        let callers: Vec<(String, Span)> =
+            self.frames.iter().rev().take(4).filter_map(|f| f.called_from.map(|s| (f.name.clone(), s))).collect();
         if here.is_some() {
             for (name, span) in callers {
                 if d.secondary.len() < 4 && d.primary.as_ref().is_none_or(|p| p.span != span) {

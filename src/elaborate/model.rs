@@ -34,8 +34,11 @@ impl<'a> Elab<'a> {
         frame.def = Some(at);
         frame.instance = Some(root);
         frame.ordinals = self.ordinals_of(&model.body);
-        frame.scope =
-            self.b.add_scope(Scope { path: String::new(), definition: model.name.text.clone(), parent: Some(crate::ir::ROOT) });
+        frame.scope = self.b.add_scope(Scope {
+            path: String::new(),
+            definition: model.name.text.clone(),
+            parent: Some(crate::ir::ROOT),
+        });
         self.within(frame, |e| {
             for a in &model.args {
                 let Some(d) = e.declared(&a.ty) else {
@@ -173,7 +176,12 @@ impl<'a> Elab<'a> {
 }
 
 /// Walks every model of the main file in one mode; used by `check` and by reports. Returns one walk a model.
-pub fn all_models<'a>(program: &'a Program, settings: &Settings, mode: Mode, precision: DType) -> Vec<(ItemRef, Elab<'a>)> {
+pub fn all_models<'a>(
+    program: &'a Program,
+    settings: &Settings,
+    mode: Mode,
+    precision: DType,
+) -> Vec<(ItemRef, Elab<'a>)> {
     program
         .models()
         .into_iter()

@@ -122,11 +122,10 @@ fn settable(program: &Program, name: &str) -> Result<ItemRef, Diagnostic> {
     match module.names.get(name).map(|b| b.entity) {
         Some(Entity::Dim(at)) => match program.dim(at).value {
             crate::syntax::ast::DimValue::Size(_) => Ok(at),
-            crate::syntax::ast::DimValue::Group(_) => Err(Diagnostic::error(
-                "E0206",
-                format!("`{name}` is a group of dims and cannot be set"),
-            )
-            .help("set its members")),
+            crate::syntax::ast::DimValue::Group(_) => {
+                Err(Diagnostic::error("E0206", format!("`{name}` is a group of dims and cannot be set"))
+                    .help("set its members"))
+            }
         },
         Some(Entity::Const(at)) => Ok(at),
         Some(_) => Err(Diagnostic::error("E0206", format!("`{name}` is neither a dim nor a constant"))

@@ -44,6 +44,28 @@ impl<'a> Elab<'a> {
         }
     }
 
+    /// Names that a branch not taken mentions count as used.
+    pub fn mark_used(&mut self, block: &'a Block) {
+        let mut names: Vec<&str> = Vec::new();
+        super::ordinals::walk_block(block, &mut |n| collect_name(n, &mut names));
+        self.look_up_all(&names);
+    }
+
+    pub fn mark_used_expr(&mut self, e: &'a Expr) {
+        let mut names: Vec<&str> = Vec::new();
+        super::ordinals::walk(e, &mut |n| collect_name(n, &mut names));
+        self.look_up_all(&names);
+    }
+
+    fn look_up_all(&mut self, names: &[&str]) {
+        let module = self.frame().module;
+        for n in names {
+            if self.frame().lookup(n).is_none() {
+                self.entity(module, n);
+            }
+        }
+    }
+
     pub fn statements(&mut self, block: &'a Block, declared: Option<&[Vec<DimId>]>) -> Val {
         let mut val = Val::Nothing;
         for (i, s) in block.stmts.iter().enumerate() {
@@ -293,8 +315,8 @@ impl<'a> Elab<'a> {
     fn rebind(&mut self, name: &'a Name, value: &'a Expr) {
         let val = self.value(value);
         let Some(local) = self.frame().find(&name.text) else {
-            let d = Diagnostic::error("E0201", format!("`{}` is not defined", name.text))
-                .at(name.span, "rebinds nothing");
+            let d =
+                Diagnostic::error("E0201", format!("`{}` is not defined", name.text)).at(name.span, "rebinds nothing");
             let names = self.frame().names();
             let d = match did_you_mean(&name.text, names.iter().map(String::as_str)) {
                 Some(n) => d.help(format!("did you mean `{n}`?")),
@@ -314,9 +336,7 @@ impl<'a> Elab<'a> {
                 }
             }
             (_, Val::Instance(_) | Val::Nothing | Val::Array(_)) => {
-                self.error(
-                    Diagnostic::error("E0206", "only values can be rebound").at(value.span, "not a value"),
-                );
+                self.error(Diagnostic::error("E0206", "only values can be rebound").at(value.span, "not a value"));
                 Val::Error
             }
             (_, v) => v,
@@ -509,11 +529,15 @@ impl<'a> Elab<'a> {
                 .at(name.span, "nothing to update");
             self.error(match did_you_mean(&name.text, names.iter().map(String::as_str)) {
                 Some(n) => d.help(format!("did you mean `{n}`?")),
-                None => d.help(format!("declare it: `state {}: .. = ..`; a variable is rebound without `update`", name.text)),
+                None => d.help(format!(
+                    "declare it: `state {}: .. = ..`; a variable is rebound without `update`",
+                    name.text
+                )),
             });
             return;
         };
         if !self.mode.training {
+            self.mark_used_expr(value);
             return;
         }
         if let Some(first) = self.instance(owner).updates.get(&key).copied() {
@@ -529,7 +553,8 @@ impl<'a> Elab<'a> {
         let state = self.b.graph.states[id.index()].clone();
         let dims = [state.dims.clone()];
         let val = self.value_as(value, Some(&dims));
-        let d = Declared { dtype: Some(state.dtype), dims: state.dims.clone(), rest: false, map: None, span: name.span };
+        let d =
+            Declared { dtype: Some(state.dtype), dims: state.dims.clone(), rest: false, map: None, span: name.span };
         let val = match self.widen(val, &d, value.span) {
             Val::Const(c) => self.as_tensor(&Val::Const(c), state.dtype).map_or(Val::Error, Val::Tensor),
             v => v,
@@ -570,7 +595,8 @@ impl<'a> Elab<'a> {
             Val::Error => None,
             other => {
                 self.error(
-                    Diagnostic::error("E0705", "a loss is a scalar").at(value.span, format!("this is {}", other.kind())),
+                    Diagnostic::error("E0705", "a loss is a scalar")
+                        .at(value.span, format!("this is {}", other.kind())),
                 );
                 None
             }
@@ -709,6 +735,14 @@ impl<'a> Elab<'a> {
     }
 }
 
+fn collect_name<'a>(node: super::ordinals::Node<'a>, names: &mut Vec<&'a str>) {
+    if let super::ordinals::Node::Expr(e) = node
+        && let ExprKind::Name(n) = &*e.kind
+    {
+        names.push(n);
+    }
+}
+
 /// The `param` or `state` statement of a body that declares a name, in blocks of `if` too.
 fn find_declaration<'a>(block: &'a Block, name: &str) -> Option<&'a Stmt> {
     let mut found = None;
@@ -726,9 +760,7 @@ fn find_declaration<'a>(block: &'a Block, name: &str) -> Option<&'a Stmt> {
 
 fn find_instance<'a>(block: &'a Block, name: &str) -> Option<(&'a Name, &'a Expr)> {
     block.stmts.iter().find_map(|s| match &s.kind {
-        StmtKind::Let { names, tuple: false, value, .. } => {
-            names.iter().find(|n| n.text == name).map(|n| (n, value))
-        }
+        StmtKind::Let { names, tuple: false, value, .. } => names.iter().find(|n| n.text == name).map(|n| (n, value)),
         _ => None,
     })
 }

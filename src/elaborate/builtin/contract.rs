@@ -1,8 +1,8 @@
 //! `dot`: products over shared dims, summed over the named ones.
 
+use super::super::Elab;
 use super::super::dims::last;
 use super::super::value::Val;
-use super::super::Elab;
 use super::{Args, Site};
 use crate::diag::Diagnostic;
 use crate::ir::{DimId, ValueId};
@@ -45,7 +45,9 @@ impl<'a> Elab<'a> {
                         e = e.and(a.span, format!("this has {shown}"));
                     }
                 }
-                self.error(e.help(format!("a contracted dim is in at least two operands; otherwise write `sum[{name}](x)`")));
+                self.error(
+                    e.help(format!("a contracted dim is in at least two operands; otherwise write `sum[{name}](x)`")),
+                );
                 return None;
             }
         }

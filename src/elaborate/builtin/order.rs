@@ -1,7 +1,7 @@
 //! Along one dim: cumulative operations, linear recurrences, top-k, sort; and packing into queues.
 
-use super::super::value::Val;
 use super::super::Elab;
+use super::super::value::Val;
 use super::{Args, Site};
 use crate::diag::Diagnostic;
 use crate::ir::{DimId, GatherMode, ValueId};

@@ -1,8 +1,8 @@
 //! Random draws: a function of (seed, step, stream, logical coordinates). The stream is the path of the instance and the
 //! chain of call sites inside it.
 
-use super::super::value::Val;
 use super::super::Elab;
+use super::super::value::Val;
 use super::{Args, Site};
 use crate::check::constant::Const;
 use crate::diag::Diagnostic;
@@ -59,13 +59,7 @@ impl<'a> Elab<'a> {
         rng::stream(&path)
     }
 
-    fn sample_value(
-        &mut self,
-        site: Site<'a>,
-        vals: &[Option<Val>],
-        dims: &[DimId],
-        stream: u64,
-    ) -> Option<ValueId> {
+    fn sample_value(&mut self, site: Site<'a>, vals: &[Option<Val>], dims: &[DimId], stream: u64) -> Option<ValueId> {
         let turns = self.scans.clone();
         let constant = |v: &Option<Val>, default: f64| match v {
             None => Some(default),
@@ -140,9 +134,7 @@ impl<'a> Elab<'a> {
         let top_p = self.number(&settings, "top_p", 1.0)?;
         let dims = self.dim_list(site)?;
         let [dim] = dims[..] else {
-            self.error(
-                Diagnostic::error("E0314", "`draw` draws along one dim").at(site.head, "not one dim"),
-            );
+            self.error(Diagnostic::error("E0314", "`draw` draws along one dim").at(site.head, "not one dim"));
             return None;
         };
         let x = self.one_value(site, &args)?;

@@ -1,7 +1,7 @@
 //! Reductions: sum, mean, max, min, prod, any, all, argmax, argmin, logsumexp, var; segment reductions.
 
-use super::super::value::{Ev, Val};
 use super::super::Elab;
+use super::super::value::{Ev, Val};
 use super::{Args, Site};
 use crate::diag::Diagnostic;
 use crate::ir::{DimId, ValueId};

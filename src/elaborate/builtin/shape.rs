@@ -67,10 +67,13 @@ impl<'a> Elab<'a> {
         let total: usize = parts.iter().map(|d| self.b.size(*d)).sum();
         if total != self.b.size(c) && !self.is_opaque(&parts) && !self.is_opaque(&[c]) {
             self.error(
-                Diagnostic::error("E0306", format!("the parts have {total} elements, `{}` {}", self.dim_name(c), self.b.size(c)))
-                    .at(to.span, "wrong size")
-                    .and(from.span, self.show_sizes(&parts))
-                    .help(format!("it must be {total}")),
+                Diagnostic::error(
+                    "E0306",
+                    format!("the parts have {total} elements, `{}` {}", self.dim_name(c), self.b.size(c)),
+                )
+                .at(to.span, "wrong size")
+                .and(from.span, self.show_sizes(&parts))
+                .help(format!("it must be {total}")),
             );
             return None;
         }
@@ -101,9 +104,12 @@ impl<'a> Elab<'a> {
         let total: usize = parts.iter().map(|d| self.b.size(*d)).sum();
         if total != self.b.size(c) && !self.is_opaque(&parts) && !self.is_opaque(&[c]) {
             self.error(
-                Diagnostic::error("E0306", format!("the parts have {total} elements, `{}` {}", self.dim_name(c), self.b.size(c)))
-                    .at(to.span, self.show_sizes(&parts))
-                    .help("the parts' sizes add up to the dim's"),
+                Diagnostic::error(
+                    "E0306",
+                    format!("the parts have {total} elements, `{}` {}", self.dim_name(c), self.b.size(c)),
+                )
+                .at(to.span, self.show_sizes(&parts))
+                .help("the parts' sizes add up to the dim's"),
             );
             return None;
         }
@@ -134,8 +140,16 @@ impl<'a> Elab<'a> {
         let values = self.values(site, &args)?;
         if values.is_empty() || (values.len() != self.b.size(d) && !self.is_opaque(&[d])) {
             self.error(
-                Diagnostic::error("E0304", format!("`{}` has {} elements, {} values are given", self.dim_name(d), self.b.size(d), values.len()))
-                    .at(site.span, "one value an element"),
+                Diagnostic::error(
+                    "E0304",
+                    format!(
+                        "`{}` has {} elements, {} values are given",
+                        self.dim_name(d),
+                        self.b.size(d),
+                        values.len()
+                    ),
+                )
+                .at(site.span, "one value an element"),
             );
             return None;
         }
@@ -232,12 +246,8 @@ impl<'a> Elab<'a> {
         self.has_dims(x, &[a], args.pos[0].span)?;
         self.window_size(a, o, k, &w, to.span)?;
         self.b.span = Some(site.span);
-        let axis = WindowAxis {
-            input: a,
-            offset: -w.before,
-            dynamic: false,
-            terms: vec![(o, w.stride), (k, w.dilation)],
-        };
+        let axis =
+            WindowAxis { input: a, offset: -w.before, dynamic: false, terms: vec![(o, w.stride), (k, w.dilation)] };
         self.windowed(x, axis, w.fill, site.span)
     }
 
@@ -262,12 +272,8 @@ impl<'a> Elab<'a> {
         dims.push(a);
         self.no_twice(&dims, site.span)?;
         self.b.span = Some(site.span);
-        let axis = WindowAxis {
-            input: a,
-            offset: -w.before,
-            dynamic: false,
-            terms: vec![(o, w.stride), (k, w.dilation)],
-        };
+        let axis =
+            WindowAxis { input: a, offset: -w.before, dynamic: false, terms: vec![(o, w.stride), (k, w.dilation)] };
         Some(Val::Tensor(self.b.fold_window(vec![axis], x)))
     }
 
@@ -283,7 +289,8 @@ impl<'a> Elab<'a> {
             open: s.iter().any(|x| x.1 == Const::Unknown),
         };
         if w.stride < 1 || w.dilation < 1 || w.before < 0 || w.after < 0 {
-            let span = site.items.iter().find(|i| matches!(i.kind, IndexKind::Equals { .. })).map_or(site.head, |i| i.span);
+            let span =
+                site.items.iter().find(|i| matches!(i.kind, IndexKind::Equals { .. })).map_or(site.head, |i| i.span);
             self.error(
                 Diagnostic::error("E0306", "stride and dilation are at least 1, padding at least 0")
                     .at(span, "out of range"),

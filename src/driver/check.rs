@@ -1,0 +1,121 @@
+//! The front end as a whole: reads, resolves and walks a program in each of its modes.
+
+use crate::diag::{Diagnostic, Sink};
+use crate::elaborate::{Elab, Mode, Settings};
+use crate::ir::StateKind;
+use crate::resolve::{self, ItemRef, Program};
+use crate::source::{Memory, SourceMap, World};
+use crate::types::DType;
+use std::path::{Path, PathBuf};
+
+/// What to compile.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    pub path: PathBuf,
+    pub presets: Vec<String>,
+    /// `--set name=value`
+    pub sets: Vec<(String, String)>,
+}
+
+/// A program that was read, with all that was found.
+pub struct Checked {
+    pub sources: SourceMap,
+    pub sink: Sink,
+    pub program: Program,
+    pub settings: Settings,
+    pub models: Vec<ModelFacts>,
+}
+
+/// What `check` reports of a model.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ModelFacts {
+    pub name: String,
+    /// Elements of all parameters.
+    pub parameters: u64,
+    /// Elements of all model states.
+    pub states: u64,
+    pub tensors: usize,
+}
+
+/// Reads a program and its settings.
+pub fn load(request: &Request, world: &dyn World) -> Checked {
+    let mut sources = SourceMap::default();
+    let mut sink = Sink::default();
+    let program = resolve::load(&request.path, world, &mut sources, &mut sink);
+    let settings = Settings::new(&program, &request.presets, &request.sets, &mut sink);
+    Checked { sources, sink, program, settings, models: Vec::new() }
+}
+
+/// Reads a program and walks all its models.
+pub fn check(request: &Request, world: &dyn World) -> Checked {
+    let mut c = load(request, world);
+    let mut used = indexmap::IndexSet::new();
+    let mut names = indexmap::IndexSet::new();
+    let mut found = Sink::default();
+    for at in c.program.models() {
+        let facts = walk(&c.program, &c.settings, at, &mut used, &mut names, &mut found);
+        c.models.extend(facts);
+    }
+    let mut rest = Elab::new(&c.program, c.settings.clone(), Mode::TRAIN, DType::F32);
+    rest.used_defs = used;
+    rest.used_names = names;
+    rest.unused_defs();
+    if !found.has_errors() && !rest.failed() && !c.sink.has_errors() {
+        rest.unused_names();
+    }
+    found.extend(rest.sink);
+    c.sink.extend(found);
+    c
+}
+
+fn walk(
+    program: &Program,
+    settings: &Settings,
+    at: ItemRef,
+    used: &mut indexmap::IndexSet<ItemRef>,
+    names: &mut indexmap::IndexSet<(resolve::ModuleId, String)>,
+    sink: &mut Sink,
+) -> Option<ModelFacts> {
+    let mut facts: Option<(ModelFacts, Vec<String>)> = None;
+    for mode in [Mode::TRAIN, Mode::EVAL] {
+        let mut e = Elab::new(program, settings.clone(), mode, DType::F32);
+        e.model(at);
+        used.extend(std::mem::take(&mut e.used_defs));
+        names.extend(std::mem::take(&mut e.used_names));
+        let failed = e.failed();
+        let graph = &e.b.graph;
+        let count = |dims: &[crate::ir::DimId]| dims.iter().fold(1u64, |n, d| n.saturating_mul(graph.size(*d) as u64));
+        let now = ModelFacts {
+            name: program.model(at).name.text.clone(),
+            parameters: graph.params.iter().map(|p| count(&p.dims)).sum(),
+            states: graph.states.iter().filter(|s| s.kind == StateKind::Model).map(|s| count(&s.dims)).sum(),
+            tensors: graph.params.len(),
+        };
+        let paths: Vec<String> = graph.params.iter().map(|p| format!("{} {:?}", p.path, p.dims.len())).collect();
+        sink.extend(std::mem::take(&mut e.sink));
+        if failed {
+            return None;
+        }
+        match &facts {
+            None => facts = Some((now, paths)),
+            Some((first, before)) if first.parameters != now.parameters || *before != paths => {
+                let odd = paths.iter().find(|p| !before.contains(p)).or(before.iter().find(|p| !paths.contains(p)));
+                let name = odd.map_or(String::new(), |p| p.split(' ').next().unwrap_or("").to_string());
+                sink.push(
+                    Diagnostic::error("E0407", format!("training and evaluation disagree on parameter `{name}`"))
+                        .at(program.model(at).name.span, "its modes have different parameters")
+                        .help("declare parameters outside `if training`"),
+                );
+            }
+            Some(_) => {}
+        }
+    }
+    facts.map(|f| f.0)
+}
+
+/// Checks one text without a file system; for fuzzing and tools. Never panics.
+pub fn check_source(text: &str) -> Sink {
+    let mut world = Memory::default();
+    world.0.insert(PathBuf::from("main.pta"), text.to_string());
+    check(&Request { path: Path::new("main.pta").to_path_buf(), ..Request::default() }, &world).sink
+}
