@@ -38,6 +38,7 @@ mod stream;
 
 pub use batch::{Batch, Field};
 pub use chars::CharTable;
+pub use file::reason;
 pub use loader::{Loader, Order};
 pub use prefetch::Prefetcher;
 pub use spec::{BinOp, Bound, DataSpec, Dim, Expr, IdWidth, Input, STREAM_FIELDS, Source, SourceKind};
