@@ -20,9 +20,29 @@
 //! (half to even), `Cast` to a 16-bit type rounds its value to that type, every other node computes in f32 and does not round.
 //! Bool in memory is one byte, 0 or 1. I32 wraps.
 
+mod index;
+mod lower;
+mod module;
+mod simplify;
+
+pub use module::Module;
+
 use crate::types::rng::Dist;
 use crate::types::{DType, MapOp, ReduceKind};
 use serde::{Deserialize, Serialize};
+
+/// What lowering may do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// Put operations together into kernels. Without it every operation's result is in memory, where it can be looked at.
+    pub fuse: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { fuse: true }
+    }
+}
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Kernel {
@@ -173,5 +193,29 @@ impl Kernel {
 
     pub fn expr(&self, id: ExprId) -> &Expr {
         &self.exprs[id.index()]
+    }
+
+    /// Whether the kernel does the same when the argument that it writes (`written`) and the one that it reads (`read`)
+    /// are one memory: a single pass with stores, which alone reads it, at the index that it writes.
+    fn updates_in_place(&self, written: impl Fn(ArgId) -> bool, read: impl Fn(ArgId) -> bool) -> bool {
+        let loads: Vec<&Index> = self
+            .exprs
+            .iter()
+            .filter_map(|e| match &e.node {
+                Node::Load { buffer, at, .. } if read(*buffer) => Some(at),
+                _ => None,
+            })
+            .collect();
+        if loads.is_empty() {
+            return true;
+        }
+        match self.body.as_slice() {
+            [Statement::Pass(pass)] => {
+                let stores: Vec<&Index> =
+                    pass.stores.iter().filter(|s| written(s.buffer)).map(|s| &s.at).collect();
+                stores.len() == 1 && loads.iter().all(|l| *l == stores[0])
+            }
+            _ => false,
+        }
     }
 }

@@ -191,4 +191,32 @@ impl Action {
             Action::Loop(l) => visit(l.turn, Access::Write),
         }
     }
+
+    /// Calls `change` for each buffer named by this action, those of a loop's body and moves included.
+    pub fn buffers_mut(&mut self, change: &mut impl FnMut(&mut BufferId)) {
+        match self {
+            Action::Launch(launch) => {
+                launch.args.iter_mut().for_each(|a| change(&mut a.buffer));
+                launch.keys.iter_mut().flat_map(|k| &mut k.turns).for_each(change);
+            }
+            Action::Gemm(g) => [&mut g.a, &mut g.b, &mut g.c].into_iter().for_each(|m| change(&mut m.buffer)),
+            Action::Copy { from, to } => [from, to].into_iter().for_each(change),
+            Action::Library(Library::ArgSort { x, out, .. } | Library::TopK { x, out, .. })
+            | Action::Library(Library::PackPlace { index: x, out, .. }) => [x, out].into_iter().for_each(change),
+            Action::Library(Library::Draw { logits, out, key, .. }) => {
+                [logits, out].into_iter().chain(&mut key.turns).for_each(change);
+            }
+            Action::Library(Library::Scatter { x, index, out, .. }) => [x, index, out].into_iter().for_each(change),
+            Action::Loop(l) => {
+                change(&mut l.turn);
+                for step in &mut l.body {
+                    step.action.buffers_mut(change);
+                }
+                for (from, to) in &mut l.moves {
+                    change(from);
+                    change(to);
+                }
+            }
+        }
+    }
 }

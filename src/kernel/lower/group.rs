@@ -1,0 +1,252 @@
+//! Puts the operations of a block together into nodes, one kernel (or step) each.
+//!
+//! A node's *rows* are the dims that all of its members' results have; a kernel runs them in parallel. A member that reads
+//! another aligned stays in its row, so that a chain such as max, exp, sum, divide becomes one kernel with several passes
+//! over each row. The reductions of a node give one number a row.
+//!
+//! Invariant kept while nodes grow: nodes do not wait for each other in a circle. Every node has a rank above the
+//! ranks of all nodes that it waits for, which also bounds the search for circles.
+
+use super::{Lowerer, Source, Status};
+use crate::ir::*;
+use std::collections::HashSet;
+
+/// Nodes with fewer rows leave threads idle ..
+const FEW_ROWS: usize = 32;
+/// .. which does not matter below this number of elements.
+const LITTLE_WORK: usize = 1 << 13;
+/// Bounds the size of a kernel.
+const MAX_MEMBERS: usize = 128;
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Node {
+    /// In program order; empty once the node is part of another.
+    pub ops: Vec<OpId>,
+    /// Nodes that must have run (may name nodes that became part of others until `group` ends).
+    pub before: Vec<u32>,
+    after: Vec<u32>,
+    rank: u32,
+    joined: Option<u32>,
+    /// Whether it may grow.
+    open: bool,
+}
+
+impl Lowerer<'_, '_> {
+    pub(super) fn group(&mut self, block: BlockId) {
+        for id in self.graph.block(block).ops.clone() {
+            let op = self.graph.op(id);
+            let Some(&v) = op.results.first() else { continue };
+            let standalone = is_standalone(&op.op);
+            if !standalone && self.status[v.index()] != Status::Member {
+                continue;
+            }
+            let inputs = if standalone {
+                let args = op.args.clone();
+                self.sources(&args, false)
+            } else {
+                self.inputs[v.index()].clone()
+            };
+            self.inputs[v.index()] = inputs.clone();
+            let node = self.nodes.len() as u32;
+            self.node_of[id.index()] = node;
+            let mut before: Vec<u32> = inputs.iter().filter_map(|s| self.node_of_value(s.value)).collect();
+            before.sort_unstable();
+            before.dedup();
+            let rank = before.iter().map(|p| self.nodes[*p as usize].rank + 1).max().unwrap_or(0);
+            for p in &before {
+                self.nodes[*p as usize].after.push(node);
+            }
+            let open = !standalone && !matches!(op.op, Op::Scan { .. } | Op::LinearScan { .. });
+            self.nodes.push(Node { ops: vec![id], before, after: vec![], rank, joined: None, open });
+            if open && self.options.fuse {
+                for s in inputs.iter().filter(|s| s.aligned) {
+                    if let Some(p) = self.node_of_value(s.value) {
+                        self.try_join(p, self.find(node));
+                    }
+                }
+            }
+        }
+        self.close(block);
+        self.find_leaving();
+    }
+
+    /// The node that computes a value; None for what is there before the block runs.
+    pub(super) fn node_of_value(&self, v: ValueId) -> Option<u32> {
+        match self.graph.value(v).def {
+            Def::Op(op, _) if self.graph.value(v).block == self.current && self.node_of[op.index()] != u32::MAX => {
+                Some(self.find(self.node_of[op.index()]))
+            }
+            _ => None,
+        }
+    }
+
+    fn find(&self, mut node: u32) -> u32 {
+        while let Some(into) = self.nodes[node as usize].joined {
+            node = into;
+        }
+        node
+    }
+
+    fn try_join(&mut self, a: u32, b: u32) {
+        if a == b || !self.nodes[a as usize].open || !self.nodes[b as usize].open {
+            return;
+        }
+        let members = self.nodes[a as usize].ops.len() + self.nodes[b as usize].ops.len();
+        if members > MAX_MEMBERS || !self.may_share(a, b) || self.path(a, b) || self.path(b, a) {
+            return;
+        }
+        let gone = std::mem::take(&mut self.nodes[b as usize]);
+        self.nodes[b as usize].joined = Some(a);
+        let node = &mut self.nodes[a as usize];
+        node.ops.extend(gone.ops);
+        node.ops.sort_unstable();
+        node.before.extend(gone.before);
+        node.after.extend(gone.after);
+        self.raise(a, gone.rank);
+    }
+
+    /// Gives a node at least the given rank and mends the ranks of those that wait for it.
+    fn raise(&mut self, node: u32, rank: u32) {
+        let mut work = vec![(node, rank)];
+        let mut first = true;
+        while let Some((n, rank)) = work.pop() {
+            let n = self.find(n);
+            let higher = rank > self.nodes[n as usize].rank;
+            if !higher && !first {
+                continue;
+            }
+            first = false;
+            let rank = rank.max(self.nodes[n as usize].rank);
+            self.nodes[n as usize].rank = rank;
+            let after = self.nodes[n as usize].after.clone();
+            work.extend(after.into_iter().filter(|m| self.find(*m) != n).map(|m| (m, rank + 1)));
+        }
+    }
+
+    /// Whether b waits for a through a third node.
+    fn path(&self, a: u32, b: u32) -> bool {
+        let floor = self.nodes[a as usize].rank;
+        let mut seen: HashSet<u32> = HashSet::new();
+        let mut work: Vec<u32> = Vec::new();
+        let visit = |n: u32, seen: &mut HashSet<u32>, work: &mut Vec<u32>| {
+            for p in &self.nodes[n as usize].before {
+                let p = self.find(*p);
+                if p != n && self.nodes[p as usize].rank > floor && seen.insert(p) {
+                    work.push(p);
+                }
+            }
+        };
+        visit(b, &mut seen, &mut work);
+        while let Some(n) = work.pop() {
+            if n == b || n == a {
+                continue;
+            }
+            if self.nodes[n as usize].before.iter().any(|p| self.find(*p) == a) {
+                return true;
+            }
+            visit(n, &mut seen, &mut work);
+        }
+        false
+    }
+
+    /// Whether two nodes can be one kernel.
+    fn may_share(&self, a: u32, b: u32) -> bool {
+        let ops: Vec<OpId> =
+            self.nodes[a as usize].ops.iter().chain(&self.nodes[b as usize].ops).copied().collect();
+        let inside = |v: ValueId| self.node_of_value(v).is_some_and(|n| n == a || n == b);
+        let rows = self.rows(&ops);
+        let mut work = 0;
+        for id in &ops {
+            let op = self.graph.op(*id);
+            let v = op.results[0];
+            // What is read out of place must be complete before.
+            if self.inputs[v.index()].iter().any(|s| !s.aligned && inside(s.value)) {
+                return false;
+            }
+            let dims = &self.graph.value(v).dims;
+            work = work.max(self.graph.elements(dims)).max(
+                op.args.iter().map(|x| self.graph.elements(&self.graph.value(*x).dims)).max().unwrap_or(0),
+            );
+            if is_reducing(&self.graph, *id) && dims.len() != rows.len() {
+                return false;
+            }
+            // What is written with an inner loop must have it as its minor dims.
+            if dims[..rows.len()].iter().any(|d| !rows.contains(d)) {
+                return false;
+            }
+        }
+        let count = |ops: &[OpId]| self.graph.elements(&self.rows(ops));
+        let rows = self.graph.elements(&rows);
+        let before = count(&self.nodes[a as usize].ops).max(count(&self.nodes[b as usize].ops));
+        rows >= FEW_ROWS || work <= LITTLE_WORK || rows == before
+    }
+
+    /// The dims that all results have.
+    pub(super) fn rows(&self, ops: &[OpId]) -> Vec<DimId> {
+        let dims = |id: &OpId| &self.graph.value(self.graph.op(*id).results[0]).dims;
+        let mut rows = dims(&ops[0]).clone();
+        for id in &ops[1..] {
+            rows.retain(|d| dims(id).contains(d));
+        }
+        rows
+    }
+
+    /// Resolves what nodes wait for.
+    fn close(&mut self, block: BlockId) {
+        for i in 0..self.nodes.len() {
+            let mut before: Vec<u32> = self.nodes[i].before.iter().map(|p| self.find(*p)).collect();
+            before.retain(|p| *p != i as u32);
+            before.sort_unstable();
+            before.dedup();
+            self.nodes[i].before = before;
+        }
+        for op in self.graph.block(block).ops.clone() {
+            let node = self.node_of[op.index()];
+            if node != u32::MAX {
+                self.node_of[op.index()] = self.find(node);
+            }
+        }
+    }
+
+    /// Whether something outside of its node reads a member's result.
+    pub(super) fn leaves_node(&self, v: ValueId) -> bool {
+        self.need[v.index()] || self.leaving.contains(&v)
+    }
+
+    /// Members that another node, or their own out of place, reads.
+    fn find_leaving(&mut self) {
+        for i in 0..self.nodes.len() {
+            for id in self.nodes[i].ops.clone() {
+                let v = self.graph.op(id).results[0];
+                for Source { value, aligned } in self.inputs[v.index()].clone() {
+                    if !aligned || self.node_of_value(value) != Some(i as u32) {
+                        self.leaving.insert(value);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Operations that are a step of their own.
+pub(super) fn is_standalone(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Dot { .. }
+            | Op::Loop { .. }
+            | Op::ArgSort { .. }
+            | Op::TopK { .. }
+            | Op::PackPlace { .. }
+            | Op::Draw { .. }
+            | Op::Scatter { .. }
+    )
+}
+
+/// Members with loops of their own over dims that their result lacks.
+pub(super) fn is_reducing(graph: &Graph, id: OpId) -> bool {
+    match &graph.op(id).op {
+        Op::Reduce { .. } => true,
+        Op::Fold { axes } => !super::emit::fold_loops(graph, axes).is_empty(),
+        _ => false,
+    }
+}

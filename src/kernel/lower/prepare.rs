@@ -1,0 +1,272 @@
+//! Rewrites a graph before lowering: common subexpressions are shared, dead operations dropped, what has no kernel of its
+//! own is expressed by what has.
+//!
+//! - a loop's captures of constants and iotas become constants of its body;
+//! - products that are no matrix products (a scalar on both sides) become multiplications and sums;
+//! - a large reduction to few elements becomes two, so that the first has rows to spread over threads.
+
+use crate::ir::*;
+use crate::types::{DType, MapOp, ReduceKind};
+use std::collections::HashMap;
+
+/// A reduction with fewer rows than this does not keep threads busy ..
+const FEW_ROWS: usize = 32;
+/// .. which matters from this number of elements on.
+const MUCH_WORK: usize = 1 << 14;
+
+pub(super) fn prepare(graph: &Graph) -> Graph {
+    let values = graph.values.len();
+    let mut pass =
+        Prepare { graph: graph.clone(), become_: (0..values as u32).map(ValueId).collect(), live: vec![false; values] };
+    pass.block(ENTRY, Vec::new());
+    for i in 0..pass.graph.outputs.len() {
+        let v = pass.now(pass.graph.outputs[i].value);
+        pass.graph.outputs[i].value = v;
+        pass.mark(v);
+    }
+    pass.sweep(ENTRY);
+    pass.graph
+}
+
+struct Prepare {
+    graph: Graph,
+    become_: Vec<ValueId>,
+    live: Vec<bool>,
+}
+
+impl Prepare {
+    fn now(&self, v: ValueId) -> ValueId {
+        self.become_[v.index()]
+    }
+
+    fn mark(&mut self, v: ValueId) {
+        self.live[v.index()] = true;
+    }
+
+    fn new_value(&mut self, dtype: DType, dims: Vec<DimId>, block: BlockId, def: Def, name: Option<String>) -> ValueId {
+        let id = ValueId(self.graph.values.len() as u32);
+        self.graph.values.push(Value { dtype, dims, block, def, name });
+        self.become_.push(id);
+        self.live.push(false);
+        id
+    }
+
+    /// A new operation like `model` but for operator, operands and result.
+    fn new_op(&mut self, model: OpId, op: Op, args: Vec<ValueId>, dtype: DType, dims: Vec<DimId>) -> (OpId, ValueId) {
+        let id = OpId(self.graph.ops.len() as u32);
+        let Operation { block, span, scope, phase, .. } = *self.graph.op(model);
+        let result = self.new_value(dtype, dims, block, Def::Op(id, 0), None);
+        self.graph.ops.push(Operation { op, args, results: vec![result], block, span, scope, phase });
+        (id, result)
+    }
+
+    /// Rewrites a block; `constants` are (parameter, defining operation outside) that become its own.
+    fn block(&mut self, block: BlockId, constants: Vec<(ValueId, OpId)>) {
+        let old = std::mem::take(&mut self.graph.blocks[block.index()].ops);
+        let mut done: Vec<OpId> = Vec::with_capacity(old.len());
+        let mut known: HashMap<Vec<u8>, Vec<ValueId>> = HashMap::new();
+        for (param, outer) in constants {
+            let Value { dtype, dims, .. } = self.graph.value(param).clone();
+            let op = self.graph.op(outer).op.clone();
+            let (id, result) = self.new_op(outer, op, vec![], dtype, dims);
+            self.graph.ops[id.index()].block = block;
+            self.graph.values[result.index()].block = block;
+            self.become_[param.index()] = result;
+            done.push(id);
+        }
+        for id in old {
+            let args: Vec<ValueId> = self.graph.op(id).args.iter().map(|a| self.now(*a)).collect();
+            self.graph.ops[id.index()].args = args.clone();
+            let op = self.graph.op(id).op.clone();
+            if matches!(op, Op::StopGradient) {
+                let result = self.graph.op(id).results[0];
+                self.become_[result.index()] = args[0];
+                continue;
+            }
+            if let Op::Loop { body, carries, .. } = op {
+                let inner = self.adopt_constants(id, body, carries as usize);
+                self.block(body, inner);
+                done.push(id);
+                continue;
+            }
+            if let Some(key) = self.key(id) {
+                let results = self.graph.op(id).results.clone();
+                if let Some(same) = known.get(&key) {
+                    for (r, s) in results.iter().zip(same.clone()) {
+                        self.become_[r.index()] = s;
+                    }
+                    continue;
+                }
+                known.insert(key, results);
+            }
+            match op {
+                Op::Dot { ref contract } if self.is_no_matrix_product(&args, contract) => {
+                    self.multiply_and_sum(id, contract.clone(), &mut done);
+                }
+                Op::Reduce { kind, ref dims } => self.split_reduction(id, kind, dims.clone(), &mut done),
+                _ => done.push(id),
+            }
+        }
+        let results: Vec<ValueId> =
+            self.graph.blocks[block.index()].results.iter().map(|v| self.now(*v)).collect();
+        self.graph.blocks[block.index()].results = results;
+        self.graph.blocks[block.index()].ops = done;
+    }
+
+    /// Takes captures that are constants out of a loop's operands; returns what its body has to define instead.
+    fn adopt_constants(&mut self, id: OpId, body: BlockId, carries: usize) -> Vec<(ValueId, OpId)> {
+        let args = self.graph.op(id).args.clone();
+        let params = self.graph.block(body).params.clone();
+        let (mut kept_args, mut kept_params) = (Vec::new(), vec![params[0]]);
+        let mut constants = Vec::new();
+        for (i, (arg, param)) in args.iter().zip(&params[1..]).enumerate() {
+            match self.graph.value(*arg).def {
+                Def::Op(def, _)
+                    if i >= carries
+                        && matches!(self.graph.op(def).op, Op::Constant(Constant::Splat(_)) | Op::Iota(_)) =>
+                {
+                    constants.push((*param, def));
+                }
+                _ => {
+                    kept_args.push(*arg);
+                    kept_params.push(*param);
+                }
+            }
+        }
+        self.graph.ops[id.index()].args = kept_args;
+        self.graph.blocks[body.index()].params = kept_params;
+        constants
+    }
+
+    /// Equal keys: equal values. None for what is not worth sharing.
+    fn key(&self, id: OpId) -> Option<Vec<u8>> {
+        let op = self.graph.op(id);
+        match &op.op {
+            Op::Constant(Constant::Elements(data)) if data.len() > 64 => return None,
+            Op::Loop { .. } => return None,
+            _ => {}
+        }
+        let types: Vec<DType> = op.results.iter().map(|r| self.graph.value(*r).dtype).collect();
+        postcard::to_stdvec(&(&op.op, &op.args, types)).ok()
+    }
+
+    /// One side has no dims of its own: a matrix times a vector, an inner product, a scaling.
+    fn is_no_matrix_product(&self, args: &[ValueId], contract: &[DimId]) -> bool {
+        let [a, b] = [args[0], args[1]].map(|v| &self.graph.value(v).dims);
+        let own = |x: &[DimId], y: &[DimId]| -> usize {
+            let dims: Vec<DimId> = x.iter().copied().filter(|d| !y.contains(d)).collect();
+            self.graph.elements(&dims)
+        };
+        self.graph.elements(contract) == 1 || (own(a, b) == 1 && own(b, a) == 1)
+    }
+
+    fn multiply_and_sum(&mut self, id: OpId, contract: Vec<DimId>, done: &mut Vec<OpId>) {
+        let Operation { args, results, .. } = self.graph.op(id).clone();
+        let Value { dtype, dims, name, .. } = self.graph.value(results[0]).clone();
+        let widened: Vec<ValueId> = args
+            .iter()
+            .map(|a| {
+                let Value { dtype: from, dims, .. } = self.graph.value(*a).clone();
+                if from == dtype {
+                    return *a;
+                }
+                let (cast, value) = self.new_op(id, Op::Map(MapOp::Cast(dtype)), vec![*a], dtype, dims);
+                done.push(cast);
+                value
+            })
+            .collect();
+        let mut all = self.graph.value(args[0]).dims.clone();
+        all.extend(self.graph.value(args[1]).dims.iter().filter(|d| !all.contains(d)).copied().collect::<Vec<_>>());
+        let (product_op, product) = self.new_op(id, Op::Map(MapOp::Mul), widened, dtype, all);
+        done.push(product_op);
+        let mut last = product;
+        if !contract.is_empty() {
+            let op = Op::Reduce { kind: ReduceKind::Sum, dims: contract.clone() };
+            let (sum, value) = self.new_op(id, op, vec![product], dtype, dims);
+            self.split_reduction(sum, ReduceKind::Sum, contract, done);
+            last = self.now(value);
+        }
+        self.graph.values[last.index()].name = name;
+        self.become_[results[0].index()] = last;
+    }
+
+    fn split_reduction(&mut self, id: OpId, kind: ReduceKind, dims: Vec<DimId>, done: &mut Vec<OpId>) {
+        let Operation { args, results, .. } = self.graph.op(id).clone();
+        let source = self.graph.value(args[0]).clone();
+        let rows = self.graph.elements(&self.graph.value(results[0]).dims);
+        let total = self.graph.elements(&source.dims);
+        let arg = matches!(kind, ReduceKind::ArgMax | ReduceKind::ArgMin);
+        if rows >= FEW_ROWS || total < MUCH_WORK || arg || dims.len() < 2 {
+            done.push(id);
+            return;
+        }
+        // Major dims stay for the second reduction, until they give enough rows.
+        let order: Vec<DimId> = source.dims.iter().copied().filter(|d| dims.contains(d)).collect();
+        let mut outer = 1;
+        while outer < order.len() - 1 && rows * self.graph.elements(&order[..outer]) < FEW_ROWS {
+            outer += 1;
+        }
+        let inner = order[outer..].to_vec();
+        let rest: Vec<DimId> = source.dims.iter().copied().filter(|d| !inner.contains(d)).collect();
+        let dtype = self.graph.value(results[0]).dtype;
+        // Partial sums of 16-bit floats stay wide.
+        let wide = if dtype.bytes() == 2 { DType::F32 } else { dtype };
+        let mut x = args[0];
+        if wide != dtype {
+            let (cast, value) = self.new_op(id, Op::Map(MapOp::Cast(wide)), vec![x], wide, source.dims.clone());
+            done.push(cast);
+            x = value;
+        }
+        let (first, partial) = self.new_op(id, Op::Reduce { kind, dims: inner }, vec![x], wide, rest);
+        done.push(first);
+        let out = self.graph.value(results[0]).dims.clone();
+        let second = Op::Reduce { kind, dims: order[..outer].to_vec() };
+        let (second, mut value) = self.new_op(id, second, vec![partial], wide, out.clone());
+        done.push(second);
+        if wide != dtype {
+            let (cast, narrow) = self.new_op(id, Op::Map(MapOp::Cast(dtype)), vec![value], dtype, out);
+            done.push(cast);
+            value = narrow;
+        }
+        self.graph.values[value.index()].name = self.graph.value(results[0]).name.clone();
+        self.become_[results[0].index()] = value;
+    }
+
+    /// Drops operations whose results nobody uses; a loop's captures that its body does not use go as well.
+    fn sweep(&mut self, block: BlockId) {
+        let ops = std::mem::take(&mut self.graph.blocks[block.index()].ops);
+        let mut kept: Vec<OpId> = Vec::with_capacity(ops.len());
+        for id in ops.into_iter().rev() {
+            if !self.graph.op(id).results.iter().any(|r| self.live[r.index()]) {
+                continue;
+            }
+            if let Op::Loop { body, carries, .. } = self.graph.op(id).op {
+                for r in self.graph.block(body).results.clone() {
+                    self.mark(r);
+                }
+                self.sweep(body);
+                self.drop_captures(id, body, carries as usize);
+            }
+            for a in self.graph.op(id).args.clone() {
+                self.mark(a);
+            }
+            kept.push(id);
+        }
+        kept.reverse();
+        self.graph.blocks[block.index()].ops = kept;
+    }
+
+    fn drop_captures(&mut self, id: OpId, body: BlockId, carries: usize) {
+        let params = self.graph.block(body).params.clone();
+        let args = self.graph.op(id).args.clone();
+        let used: Vec<bool> =
+            params[1..].iter().enumerate().map(|(i, p)| i < carries || self.live[p.index()]).collect();
+        let keep = |list: &[ValueId]| -> Vec<ValueId> {
+            list.iter().zip(&used).filter(|(_, u)| **u).map(|(v, _)| *v).collect()
+        };
+        self.graph.ops[id.index()].args = keep(&args);
+        let mut kept = vec![params[0]];
+        kept.extend(keep(&params[1..]));
+        self.graph.blocks[body.index()].params = kept;
+    }
+}
