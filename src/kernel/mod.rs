@@ -20,9 +20,12 @@
 //! (half to even), `Cast` to a 16-bit type rounds its value to that type, every other node computes in f32 and does not round.
 //! Bool in memory is one byte, 0 or 1. I32 wraps.
 
+#[cfg(test)]
+mod eval;
 mod index;
 mod lower;
 mod module;
+pub mod print;
 mod simplify;
 
 pub use module::Module;
@@ -211,11 +214,13 @@ impl Kernel {
         }
         match self.body.as_slice() {
             [Statement::Pass(pass)] => {
-                let stores: Vec<&Index> =
-                    pass.stores.iter().filter(|s| written(s.buffer)).map(|s| &s.at).collect();
+                let stores: Vec<&Index> = pass.stores.iter().filter(|s| written(s.buffer)).map(|s| &s.at).collect();
                 stores.len() == 1 && loads.iter().all(|l| *l == stores[0])
             }
             _ => false,
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -495,7 +495,6 @@ impl<'a, 'm, 's> Emitter<'a, 'm, 's> {
     }
 }
 
-
 /// The dims of a fold's operand that it sums over: of each axis all but the longest, which follows from
 /// the place.
 pub(super) fn fold_loops(graph: &Graph, axes: &[WindowAxis]) -> Vec<DimId> {
@@ -504,8 +503,9 @@ pub(super) fn fold_loops(graph: &Graph, axes: &[WindowAxis]) -> Vec<DimId> {
     for a in axes {
         let free: Vec<(DimId, i64)> =
             a.terms.iter().copied().filter(|(d, _)| !solved.contains(d) && !loops.contains(d)).collect();
-        // Solving for the longest dim leaves the fewest turns.
-        let Some(best) = free.iter().max_by_key(|(d, k)| (graph.size(*d), -k.abs())) else { continue };
+        // A dim that the result has, too, cannot be a loop; else solving for the longest leaves the fewest turns.
+        let in_result = |d: DimId| axes.iter().any(|a| a.input == d);
+        let Some(best) = free.iter().max_by_key(|(d, k)| (in_result(*d), graph.size(*d), -k.abs())) else { continue };
         solved.push(best.0);
         loops.extend(free.iter().map(|(d, _)| *d).filter(|d| *d != best.0));
     }

@@ -99,7 +99,7 @@ impl Lowerer<'_, '_> {
         self.nodes[b as usize].joined = Some(a);
         let node = &mut self.nodes[a as usize];
         node.ops.extend(gone.ops);
-        node.ops.sort_unstable();
+        node.ops.sort_unstable_by_key(|op| self.position[op.index()]);
         node.before.extend(gone.before);
         node.after.extend(gone.after);
         self.raise(a, gone.rank);
@@ -151,8 +151,7 @@ impl Lowerer<'_, '_> {
 
     /// Whether two nodes can be one kernel.
     fn may_share(&self, a: u32, b: u32) -> bool {
-        let ops: Vec<OpId> =
-            self.nodes[a as usize].ops.iter().chain(&self.nodes[b as usize].ops).copied().collect();
+        let ops: Vec<OpId> = self.nodes[a as usize].ops.iter().chain(&self.nodes[b as usize].ops).copied().collect();
         let inside = |v: ValueId| self.node_of_value(v).is_some_and(|n| n == a || n == b);
         let rows = self.rows(&ops);
         let mut work = 0;
@@ -164,9 +163,9 @@ impl Lowerer<'_, '_> {
                 return false;
             }
             let dims = &self.graph.value(v).dims;
-            work = work.max(self.graph.elements(dims)).max(
-                op.args.iter().map(|x| self.graph.elements(&self.graph.value(*x).dims)).max().unwrap_or(0),
-            );
+            work = work
+                .max(self.graph.elements(dims))
+                .max(op.args.iter().map(|x| self.graph.elements(&self.graph.value(*x).dims)).max().unwrap_or(0));
             if is_reducing(&self.graph, *id) && dims.len() != rows.len() {
                 return false;
             }

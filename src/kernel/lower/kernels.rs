@@ -5,9 +5,7 @@ use super::group::is_reducing;
 use super::{Lowerer, Status, op_word};
 use crate::ir::*;
 use crate::kernel::simplify::simplify;
-use crate::kernel::{
-    Carry, ExprId, Index, Kernel, LoopId, Node, Pass, Reduction, RegisterId, Statement, Store,
-};
+use crate::kernel::{Carry, ExprId, Index, Kernel, LoopId, Node, Pass, Reduction, RegisterId, Statement, Store};
 use crate::program::{Access, Action, Arg, BufferId, Key, Launch, Step};
 use crate::types::{DType, MapOp, ReduceKind, ScanKind};
 use indexmap::IndexMap;
@@ -29,8 +27,7 @@ impl Lowerer<'_, '_> {
 
     fn emit_fused(&mut self, ops: &[OpId], steps: &mut Vec<Step>) {
         let result = |low: &Self, id: OpId| low.graph.op(id).results[0];
-        let stored: Vec<ValueId> =
-            ops.iter().map(|id| result(self, *id)).filter(|v| self.leaves_node(*v)).collect();
+        let stored: Vec<ValueId> = ops.iter().map(|id| result(self, *id)).filter(|v| self.leaves_node(*v)).collect();
         let (dims, rows) = self.loop_dims(ops, &stored);
         let own: Vec<ValueId> =
             ops.iter().filter(|id| !is_reducing(&self.graph, **id)).map(|id| result(self, *id)).collect();
@@ -42,15 +39,10 @@ impl Lowerer<'_, '_> {
         let mut passes: IndexMap<(usize, bool, Vec<LoopId>, Option<OpId>), Pass> = IndexMap::new();
         for id in ops {
             let v = result(emit.low, *id);
-            let level = emit.low.inputs[v.index()]
-                .iter()
-                .filter_map(|s| levels.get(&s.value))
-                .max()
-                .copied()
-                .unwrap_or(0);
+            let level =
+                emit.low.inputs[v.index()].iter().filter_map(|s| levels.get(&s.value)).max().copied().unwrap_or(0);
             let inner = |emit: &Emitter, dims: &[DimId]| -> Vec<LoopId> {
-                let mut loops: Vec<LoopId> =
-                    dims.iter().map(|d| emit.loops[d]).filter(|l| l.index() >= rows).collect();
+                let mut loops: Vec<LoopId> = dims.iter().map(|d| emit.loops[d]).filter(|l| l.index() >= rows).collect();
                 loops.sort_unstable();
                 loops
             };
@@ -128,10 +120,12 @@ impl Lowerer<'_, '_> {
             }
         }
         if let Some(main) = main {
-            all.sort_by_key(|d| std::cmp::Reverse(match self.stride(main, *d).abs() {
-                0 => i64::MAX,
-                s => s,
-            }));
+            all.sort_by_key(|d| {
+                std::cmp::Reverse(match self.stride(main, *d).abs() {
+                    0 => i64::MAX,
+                    s => s,
+                })
+            });
         }
         let mut rows = self.rows(ops);
         if !reducing && rows.len() == all.len() {
@@ -210,11 +204,13 @@ impl Lowerer<'_, '_> {
             let old_place = emit.push(Node::Register(place), DType::I32);
             let here = emit.coordinate(frame, dim);
             let here = emit.index(here);
-            let greater = emit.map(MapOp::Gt, &[x, old], DType::Bool);
+            let greater = emit.better(MapOp::Gt, x, old, dtype);
+            // The first element is the largest so far, whatever it is.
+            let initial = emit.constant(-1.0, DType::I32);
+            let zero = emit.constant(0.0, DType::I32);
+            let first = emit.map(MapOp::Lt, &[old_place, zero], DType::Bool);
+            let greater = emit.map(MapOp::Or, &[greater, first], DType::Bool);
             let next = emit.map(MapOp::Where, &[greater, here, old_place], DType::I32);
-            // With nothing greater than the least value, the first element is the largest so far.
-            let first = if reverse { emit.low.graph.size(dim) as f64 - 1.0 } else { 0.0 };
-            let initial = emit.constant(first, DType::I32);
             pass.carries.push(Carry { register: place, initial, next });
             shown = if exclusive { old_place } else { next };
         }
@@ -357,7 +353,7 @@ impl Emitter<'_, '_, '_> {
                     here.add(&self.coordinate(HERE, *d), stride);
                 }
                 let here = self.index(here);
-                let better = self.map(compare, &[x, old], DType::Bool);
+                let better = self.better(compare, x, old, from);
                 let next = self.map(MapOp::Where, &[better, x, old], from);
                 let next_place = self.map(MapOp::Where, &[better, here, old_place], DType::I32);
                 let initial = self.constant(initial, from);
@@ -382,6 +378,18 @@ impl Emitter<'_, '_, '_> {
         }
     }
 
+    /// Whether x takes the place of the best so far: NaN counts as better than every number.
+    fn better(&mut self, compare: MapOp, x: ExprId, best: ExprId, dtype: DType) -> ExprId {
+        let better = self.map(compare, &[x, best], DType::Bool);
+        if !dtype.is_float() {
+            return better;
+        }
+        let nan = self.map(MapOp::Ne, &[x, x], DType::Bool);
+        let number = self.map(MapOp::Eq, &[best, best], DType::Bool);
+        let first_nan = self.map(MapOp::And, &[nan, number], DType::Bool);
+        self.map(MapOp::Or, &[better, first_nan], DType::Bool)
+    }
+
     /// Simplifies the kernel, shares it with its like and adds its launch.
     pub fn finish(self, body: Vec<Statement>, name: String, steps: &mut Vec<Step>) {
         let Emitter { low, mut kernel, args, keys, at, .. } = self;
@@ -389,11 +397,8 @@ impl Emitter<'_, '_, '_> {
         kernel.name.clone_from(&name);
         let kernel = simplify(kernel);
         let (rows, grain) = (kernel.row_count(), grain(&kernel));
-        let args = args
-            .iter()
-            .zip(&kernel.buffers)
-            .map(|(buffer, k)| Arg { buffer: *buffer, access: k.access })
-            .collect();
+        let args =
+            args.iter().zip(&kernel.buffers).map(|(buffer, k)| Arg { buffer: *buffer, access: k.access }).collect();
         let function = low.module.kernel(kernel);
         let step = low.step(Action::Launch(Launch { function, args, keys, rows, grain }), at, name);
         steps.push(step);

@@ -1,7 +1,7 @@
 //! Operations that the runtime has kernels for: their operands in canonical order.
 
-use super::emit::{Emitter, HERE};
 use super::Lowerer;
+use super::emit::{Emitter, HERE};
 use crate::ir::*;
 use crate::kernel::{Index, LoopId, Pass, Statement};
 use crate::program::{Action, BufferId, Library, Step};
@@ -52,12 +52,7 @@ impl Lowerer<'_, '_> {
         let out = self.buffer(results[0]);
         let x_dims = self.graph.value(args[0]).dims.clone();
         let rows_then = |minor: &[DimId]| -> Vec<DimId> {
-            order
-                .iter()
-                .filter(|d| x_dims.contains(d) && !minor.contains(d))
-                .chain(minor)
-                .copied()
-                .collect()
+            order.iter().filter(|d| x_dims.contains(d) && !minor.contains(d)).chain(minor).copied().collect()
         };
         let size = |low: &Self, dims: &[DimId]| low.graph.elements(dims);
         let action = match op {

@@ -78,6 +78,8 @@ struct Lowerer<'m, 's> {
     cost: Vec<u32>,
     /// The node that computes an operation; `u32::MAX` for those that need none.
     node_of: Vec<u32>,
+    /// Of an operation within its block.
+    position: Vec<u32>,
     nodes: Vec<Node>,
     /// The block being lowered.
     current: BlockId,
@@ -103,6 +105,7 @@ pub(super) fn lower(module: &mut Module<'_>, name: &str, graph: &Graph, options:
         inputs: vec![Vec::new(); n],
         cost: vec![0; n],
         node_of: vec![u32::MAX; graph.ops.len()],
+        position: vec![0; graph.ops.len()],
         nodes: Vec::new(),
         current: ENTRY,
         leaving: HashSet::new(),
@@ -126,6 +129,9 @@ impl Lowerer<'_, '_> {
     fn block(&mut self, block: BlockId) -> Vec<Step> {
         let nodes = std::mem::take(&mut self.nodes);
         let current = std::mem::replace(&mut self.current, block);
+        for (i, op) in self.graph.block(block).ops.iter().enumerate() {
+            self.position[op.index()] = i as u32;
+        }
         self.find_users(block);
         self.find_needs(block);
         self.place_values(block);
@@ -164,9 +170,11 @@ impl Lowerer<'_, '_> {
                 waiting[i] += 1;
             }
         }
-        let last = |i: usize| self.nodes[i].ops.last().copied();
-        let mut ready: BinaryHeap<Reverse<(Option<OpId>, usize)>> =
-            (0..n).filter(|i| waiting[*i] == 0 && !self.nodes[*i].ops.is_empty()).map(|i| Reverse((last(i), i))).collect();
+        let last = |i: usize| self.nodes[i].ops.last().map(|op| self.position[op.index()]);
+        let mut ready: BinaryHeap<Reverse<(Option<u32>, usize)>> = (0..n)
+            .filter(|i| waiting[*i] == 0 && !self.nodes[*i].ops.is_empty())
+            .map(|i| Reverse((last(i), i)))
+            .collect();
         let mut order = Vec::with_capacity(n);
         while let Some(Reverse((_, i))) = ready.pop() {
             order.push(i);
@@ -226,8 +234,7 @@ impl Lowerer<'_, '_> {
         let (category, source, label) = match def {
             Def::Op(op, _) => {
                 let o = self.graph.op(op);
-                let updates =
-                    |u: &OpId| self.graph.op(*u).phase == Phase::Update && self.graph.op(*u).block == o.block;
+                let updates = |u: &OpId| self.graph.op(*u).phase == Phase::Update && self.graph.op(*u).block == o.block;
                 let category = match o.phase {
                     Phase::Backward if self.users[root.index()].iter().any(updates) => Category::Gradients,
                     Phase::Forward | Phase::Backward => Category::Activations,

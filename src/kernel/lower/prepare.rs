@@ -107,8 +107,7 @@ impl Prepare {
                 _ => done.push(id),
             }
         }
-        let results: Vec<ValueId> =
-            self.graph.blocks[block.index()].results.iter().map(|v| self.now(*v)).collect();
+        let results: Vec<ValueId> = self.graph.blocks[block.index()].results.iter().map(|v| self.now(*v)).collect();
         self.graph.blocks[block.index()].results = results;
         self.graph.blocks[block.index()].ops = done;
     }

@@ -41,8 +41,7 @@ impl Lowerer<'_, '_> {
         let mut slices: Vec<(ValueId, BufferId, Vec<DimId>)> = Vec::new();
         for (v, stacked) in ends[carries..].iter().zip(&results[carries..]) {
             let base = self.buffer(*stacked);
-            let order: Vec<DimId> =
-                self.graph.value(*stacked).dims.iter().copied().filter(|d| *d != dim).collect();
+            let order: Vec<DimId> = self.graph.value(*stacked).dims.iter().copied().filter(|d| *d != dim).collect();
             let all: Vec<DimId> = std::iter::once(dim).chain(order.iter().copied()).collect();
             self.place_root(*stacked, &all, Status::Memory);
             let Value { dtype, name, .. } = self.graph.value(*v).clone();

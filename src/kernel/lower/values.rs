@@ -205,7 +205,10 @@ impl Lowerer<'_, '_> {
         let x = op.args[0];
         let aligned = matches!(op.op, Op::Broadcast { .. });
         let in_memory = self.status[x.index()] != Status::Inline;
-        if in_memory && (!aligned || self.need[v.index()]) && let Some(view) = self.alias(op, x, v) {
+        if in_memory
+            && (!aligned || self.need[v.index()])
+            && let Some(view) = self.alias(op, x, v)
+        {
             self.views[v.index()] = Some(view);
             self.status[v.index()] = Status::Memory;
             return;
@@ -230,8 +233,7 @@ impl Lowerer<'_, '_> {
                 for (olds, news) in groups {
                     // The old dims as one run of elements; its stride is that of the last.
                     let real: Vec<DimId> = olds.iter().copied().filter(|d| size(*d) > 1).collect();
-                    let fits =
-                        real.windows(2).all(|w| self.stride(x, w[0]) == self.stride(x, w[1]) * size(w[1]));
+                    let fits = real.windows(2).all(|w| self.stride(x, w[0]) == self.stride(x, w[1]) * size(w[1]));
                     if !fits {
                         return None;
                     }
@@ -321,7 +323,10 @@ impl Lowerer<'_, '_> {
             match self.status[a.index()] {
                 Status::Inline => join(
                     &mut all,
-                    self.inputs[a.index()].iter().map(|s| Source { value: s.value, aligned: s.aligned && aligned }).collect(),
+                    self.inputs[a.index()]
+                        .iter()
+                        .map(|s| Source { value: s.value, aligned: s.aligned && aligned })
+                        .collect(),
                 ),
                 Status::Member => join(&mut all, vec![Source { value: *a, aligned }]),
                 _ => {
