@@ -685,7 +685,8 @@ impl<'a> Elab<'a> {
 
     fn argument_dims(&mut self, a: &Arg, t: &Declared, dims: &[DimId], span: Span) -> Option<()> {
         let missing: Vec<DimId> = t.dims.iter().copied().filter(|d| !dims.contains(d)).collect();
-        let extra: Vec<DimId> = dims.iter().copied().filter(|d| !t.dims.contains(d)).collect();
+        let mapped = self.frame().mapped.clone();
+        let extra: Vec<DimId> = dims.iter().copied().filter(|d| !t.dims.contains(d) && !mapped.contains(d)).collect();
         if (missing.is_empty() || dims.is_empty()) && (t.rest || extra.is_empty()) {
             return Some(());
         }

@@ -13,6 +13,7 @@ pub mod call;
 pub mod dims;
 pub mod elementwise;
 pub mod expr;
+pub mod feed;
 pub mod frame;
 pub mod index;
 pub mod instance;
@@ -21,6 +22,7 @@ pub mod model;
 pub mod ordinals;
 pub mod settings;
 pub mod stmt;
+pub mod train;
 pub mod value;
 
 use crate::check::constant::Const;
@@ -81,6 +83,8 @@ pub struct Elab<'a> {
     pub used_defs: IndexSet<ItemRef>,
     /// Names of `use`d or defined entities that were looked up, per module.
     pub used_names: IndexSet<(ModuleId, String)>,
+    /// Names that the data can feed; inputs with a default that are not among them take it. None: all are fed.
+    pub fed: Option<Vec<String>>,
     frames: Vec<Frame>,
     global_dims: HashMap<ItemRef, Option<DimSet>>,
     local_dims: HashMap<(Option<ItemRef>, String, usize), DimId>,
@@ -120,6 +124,7 @@ impl<'a> Elab<'a> {
             instances: Vec::new(),
             used_defs: IndexSet::new(),
             used_names: IndexSet::new(),
+            fed: None,
             frames: Vec::new(),
             global_dims: HashMap::new(),
             local_dims: HashMap::new(),

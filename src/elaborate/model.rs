@@ -54,10 +54,15 @@ impl<'a> Elab<'a> {
                     e.define(&a.name, Val::Error, true);
                     continue;
                 }
-                let dtype = match (d.dtype, a.ty.dtype) {
-                    (Some(t), _) => t,
-                    (None, _) => e.single(),
-                };
+                if let (Some(default), Some(fed)) = (&a.default, &e.fed)
+                    && !fed.contains(&a.name.text)
+                {
+                    let val = e.value_as(default, Some(std::slice::from_ref(&d.dims)));
+                    let val = e.widen(val, &d, default.span);
+                    e.define(&a.name, val, false);
+                    continue;
+                }
+                let dtype = d.dtype.unwrap_or(e.single());
                 let id = e.b.add_input(Input {
                     name: a.name.text.clone(),
                     dtype,
