@@ -7,5 +7,7 @@ pub mod arena;
 pub mod code;
 pub mod gemm;
 pub mod helpers;
-pub mod nest;
+pub mod library;
+mod matrix;
 pub mod pool;
+mod share;

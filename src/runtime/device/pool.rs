@@ -55,6 +55,12 @@ unsafe impl Send for Shared {}
 thread_local! {
     /// Whether this thread is inside a task: an inner loop then runs on this thread alone.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
+    static WORKER: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The number of the current thread in its pool: 0 for the caller of a job, then the workers.
+pub fn worker() -> usize {
+    WORKER.get()
 }
 
 pub struct Pool {
@@ -90,7 +96,7 @@ impl Pool {
         let workers = (1..threads.max(1))
             .map_while(|n| {
                 let shared = shared.clone();
-                std::thread::Builder::new().name(format!("partita-{n}")).spawn(move || work(&shared)).ok()
+                std::thread::Builder::new().name(format!("partita-{n}")).spawn(move || work(&shared, n)).ok()
             })
             .collect();
         Pool { shared, workers, turn: Mutex::new(()) }
@@ -147,14 +153,17 @@ impl Pool {
     }
 
     /// Calls `body(begin, end)` over pieces of `0..n` that are cut for this pool's number of threads: only for bodies
-    /// whose turns are independent of one another. A piece holds at least `least` turns.
+    /// whose turns are independent of one another. A piece holds at least `least` turns, and pieces begin at multiples
+    /// of 16 where they are long, so that vectors are full.
     pub fn split(&self, n: usize, least: usize, body: &(dyn Fn(usize, usize) + Sync)) -> Result<(), String> {
         if n == 0 {
             return Ok(());
         }
         // A few pieces a thread even out cores that are busy elsewhere.
         let pieces = if self.threads() == 1 { 1 } else { (n / least.max(1)).clamp(1, self.threads() * 3) };
-        self.run(pieces, &|piece| body(n * piece / pieces, n * (piece + 1) / pieces))
+        let round = if n >= pieces * 64 { 16 } else { 1 };
+        let cut = |piece: usize| if piece == pieces { n } else { n * piece / pieces / round * round };
+        self.run(pieces, &|piece| body(cut(piece), cut(piece + 1)))
     }
 }
 
@@ -208,7 +217,8 @@ impl Shared {
     }
 }
 
-fn work(shared: &Shared) {
+fn work(shared: &Shared, number: usize) {
+    WORKER.set(number);
     let mut epoch = 0;
     let mut idle = 0;
     while !shared.stop.load(Ordering::Relaxed) {
