@@ -98,7 +98,11 @@ impl Case {
         let seed = self.seed;
         let value =
             |env: &Env| interp::run(&forward, env).unwrap_or_else(|e| panic!("{name}, seed {seed}: {e}"))[0].item();
+        let pruned = partita::ir::prune::prune(&graph);
+        sound(name, &pruned);
+        assert!(pruned.ops.len() <= graph.ops.len());
         let found = interp::run(&graph, &self.env).unwrap_or_else(|e| panic!("{name}, seed {seed}: {e}"));
+        assert_eq!(interp::run(&pruned, &self.env).unwrap(), found, "{name}, seed {seed}, pruned");
         for (p, g) in found[1..].iter().enumerate() {
             let n = g.data.len();
             for i in (0..n).step_by(n.div_ceil(12)) {

@@ -1,0 +1,71 @@
+//! The dims that an operation names, and their substitution.
+
+use super::*;
+
+impl Op {
+    /// The same operation on other dims: every dim that it names is replaced by `f` of it. (The body of a loop is not
+    /// touched.)
+    pub fn map_dims(&self, f: &mut dyn FnMut(DimId) -> DimId) -> Op {
+        let mut op = self.clone();
+        op.each_dim(&mut |d| *d = f(*d));
+        op
+    }
+
+    /// Whether the operation names the dim.
+    pub fn names_dim(&self, dim: DimId) -> bool {
+        let mut found = false;
+        self.clone().each_dim(&mut |d| found |= *d == dim);
+        found
+    }
+
+    fn each_dim(&mut self, f: &mut dyn FnMut(&mut DimId)) {
+        match self {
+            Op::Param(_)
+            | Op::State(_)
+            | Op::Input(_)
+            | Op::Constant(_)
+            | Op::Step
+            | Op::Position
+            | Op::Map(_)
+            | Op::StopGradient => {}
+            Op::Iota(d)
+            | Op::Stack { dim: d }
+            | Op::Scan { dim: d, .. }
+            | Op::LinearScan { dim: d, .. }
+            | Op::ArgSort { dim: d }
+            | Op::Loop { dim: d, .. } => f(d),
+            Op::Random { dims, .. }
+            | Op::Broadcast { dims }
+            | Op::Reduce { dims, .. }
+            | Op::Dot { contract: dims }
+            | Op::Gather { dims, .. }
+            | Op::PackPlace { packed: dims, .. } => dims.iter_mut().for_each(f),
+            Op::Reshape { groups } => {
+                groups.iter_mut().for_each(|(from, to)| from.iter_mut().chain(to).for_each(&mut *f));
+            }
+            Op::Window { axes, .. } | Op::Fold { axes } => {
+                for a in axes {
+                    f(&mut a.input);
+                    a.terms.iter_mut().for_each(|t| f(&mut t.0));
+                }
+            }
+            Op::Scatter { removed, targets, .. } => removed.iter_mut().chain(targets).for_each(f),
+            Op::Concat { parts, to } => {
+                parts.iter_mut().for_each(&mut *f);
+                f(to);
+            }
+            Op::TopK { dim, k } => {
+                f(dim);
+                f(k);
+            }
+            Op::Draw { dim, dims, .. } => {
+                f(dim);
+                dims.iter_mut().for_each(f);
+            }
+            Op::WriteAt { dim, part } => {
+                f(dim);
+                f(part);
+            }
+        }
+    }
+}
