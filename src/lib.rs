@@ -8,6 +8,7 @@ pub mod elaborate;
 pub mod interp;
 pub mod ir;
 pub mod kernel;
+pub mod memory;
 pub mod program;
 pub mod resolve;
 pub mod runtime;

@@ -13,7 +13,10 @@ pub struct Machine<'a> {
     pub params: Vec<Vec<f64>>,
     pub states: Vec<Vec<f64>>,
     pub inputs: Vec<Vec<f64>>,
+    /// Temporaries of a routine without places.
     pub temporaries: HashMap<BufferId, Vec<f64>>,
+    /// The arena of a planned routine: for each byte, the element that was written there last.
+    pub arena: HashMap<usize, (BufferId, usize, f64)>,
     pub seed: u64,
     pub step: i32,
     pub position: i32,
@@ -37,7 +40,16 @@ impl Machine<'_> {
         let i = usize::try_from(i + at).expect("in range");
         let buffer = self.routine.buffer(root);
         match buffer.place {
-            Place::Arena(_) => self.temporaries.get(&root).expect("written before")[i],
+            Place::Arena(usize::MAX) => self.temporaries.get(&root).expect("written before")[i],
+            Place::Arena(at) => {
+                let size = buffer.dtype.bytes();
+                let mut bytes = (at + i * size..at + (i + 1) * size).map(|b| self.arena.get(&b));
+                let (owner, index, x) =
+                    bytes.next().flatten().unwrap_or_else(|| panic!("{root}[{i}] was never written"));
+                let whole = bytes.all(|b| b.is_some_and(|(o, n, _)| (o, n) == (owner, index)));
+                assert!(whole && (*owner, *index) == (root, i), "{root}[{i}] was overwritten by {owner}[{index}]");
+                *x
+            }
             Place::Param(n) => self.params[n as usize][i],
             Place::State(n) => self.states[n as usize][i],
             Place::Input(n) => self.inputs[n as usize][i],
@@ -53,6 +65,15 @@ impl Machine<'_> {
         let buffer = self.routine.buffer(root);
         let i = usize::try_from(i + at).expect("in range");
         let array = match buffer.place {
+            Place::Arena(at) if at != usize::MAX => {
+                let size = buffer.dtype.bytes();
+                assert!(at + (i + 1) * size <= self.routine.arena);
+                let x = crate::interp::round(buffer.dtype, x);
+                (at + i * size..at + (i + 1) * size).for_each(|b| {
+                    self.arena.insert(b, (root, i, x));
+                });
+                return;
+            }
             Place::Arena(_) => self.temporaries.entry(root).or_insert_with(|| vec![f64::NAN; buffer.elements]),
             Place::Param(n) => &mut self.params[n as usize],
             Place::State(n) => &mut self.states[n as usize],

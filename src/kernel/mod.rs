@@ -223,4 +223,4 @@ impl Kernel {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -9,14 +9,15 @@ use crate::program::{self, Action};
 use crate::source::SourceMap;
 
 #[path = "../../tests/support/graphs.rs"]
-mod graphs;
+pub(crate) mod graphs;
 
 /// Runs a graph through lowering and the plain evaluator; outputs in the graph's order. With the variable `SHOW` set to
-/// the seed of a failure, prints the case.
-fn run(seed: u64, case: &graphs::Case, options: &Options) -> Vec<Vec<f64>> {
+/// the seed of a failure, prints the case. `finish` sees the routine before it runs.
+fn run(seed: u64, case: &graphs::Case, options: &Options, finish: fn(&mut program::Routine)) -> Vec<Vec<f64>> {
     let texts = SourceMap::default();
     let mut module = Module::new(&texts);
     let at = module.add("test", &case.graph, options);
+    finish(&mut module.program.routines[at]);
     let data = |list: &[interp::Tensor]| list.iter().map(|t| t.data.clone()).collect();
     let mut machine = Machine {
         program: &module.program,
@@ -26,6 +27,7 @@ fn run(seed: u64, case: &graphs::Case, options: &Options) -> Vec<Vec<f64>> {
         states: data(&case.env.states),
         inputs: data(&case.env.inputs),
         temporaries: Default::default(),
+        arena: Default::default(),
         seed: case.env.seed,
         step: case.env.step as i32,
         position: case.env.position,
@@ -53,10 +55,11 @@ fn run(seed: u64, case: &graphs::Case, options: &Options) -> Vec<Vec<f64>> {
         .collect()
 }
 
-fn compare(seed: u64, case: &graphs::Case, options: &Options) {
+/// Compares with the interpreter.
+pub(crate) fn compare(seed: u64, case: &graphs::Case, options: &Options, finish: fn(&mut program::Routine)) {
     ir::verify::verify(&case.graph).expect("a sound graph");
     let expected = interp::run(&case.graph, &case.env).expect("evaluates");
-    let got = run(seed, case, options);
+    let got = run(seed, case, options, finish);
     for (o, (e, g)) in case.graph.outputs.iter().zip(expected.iter().zip(&got)) {
         assert_eq!(e.data.len(), g.len());
         for (i, (x, y)) in e.data.iter().zip(g).enumerate() {
@@ -72,7 +75,7 @@ fn each_kind_of_operation_lowers_to_what_it_means() {
         for seed in 0..12 {
             let case = graphs::random_case(seed * 1000 + kind as u64, DType::F64, 2, &[kind]);
             for fuse in [false, true] {
-                compare(seed * 1000 + kind as u64, &case, &Options { fuse });
+                compare(seed * 1000 + kind as u64, &case, &Options { fuse }, |_| {});
             }
         }
     }
@@ -83,7 +86,7 @@ fn random_graphs_lower_to_what_they_mean() {
     for seed in 0..150 {
         let case = graphs::random_case(seed, DType::F64, 12, &[]);
         for fuse in [false, true] {
-            compare(seed, &case, &Options { fuse });
+            compare(seed, &case, &Options { fuse }, |_| {});
         }
     }
 }

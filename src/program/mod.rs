@@ -92,6 +92,19 @@ impl Slot {
     pub fn bytes(&self) -> usize {
         self.elements() * self.dtype.bytes()
     }
+
+    /// Bytes set aside for it: whole cache lines.
+    pub fn reserved(&self) -> usize {
+        self.bytes().next_multiple_of(ALIGN)
+    }
+}
+
+impl Program {
+    /// Bytes of everything but arenas: slots and constants.
+    pub fn persistent_bytes(&self) -> usize {
+        let slots = self.params.iter().chain(&self.states).chain(&self.inputs);
+        slots.map(Slot::reserved).sum::<usize>() + self.constants.len()
+    }
 }
 
 /// What a persistent array is for.
