@@ -131,6 +131,7 @@ pub fn is_mark(rule: Rule) -> bool {
             | equals
             | arrow
             | at
+            | point
             | lparen
             | rparen
             | lbrack

@@ -344,7 +344,7 @@ fn describe(rule: Rule) -> String {
             "an expression"
         }
         or | and | eq | ne | le | ge | lt | gt | add | sub | pow | mul | div | rem => "an operator",
-        call | index | member | layout => "an operator",
+        call | index | member | layout | point => "an operator",
         name | use_name | dim_def | const_def | static_def | setting | mesh_axis | opt | names | let_tuple | unit => {
             "a name"
         }

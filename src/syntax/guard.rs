@@ -7,11 +7,14 @@ use crate::source::{FileId, Span};
 pub const MAX_BYTES: usize = 1 << 20;
 pub const MAX_NESTING: usize = 128;
 
-pub fn check(text: &str, file: FileId) -> Result<(), Diagnostic> {
+/// What is too much about a text, if anything.
+pub fn excess(text: &str, file: FileId) -> Option<Diagnostic> {
     if text.len() > MAX_BYTES {
-        return Err(Diagnostic::error("E0102", format!("file is larger than 1 MiB ({} bytes)", text.len()))
-            .at(Span::new(file, 0, 0), "starts here")
-            .help("split it and join the parts with `use`"));
+        return Some(
+            Diagnostic::error("E0102", format!("file is larger than 1 MiB ({} bytes)", text.len()))
+                .at(Span::new(file, 0, 0), "starts here")
+                .help("split it and join the parts with `use`"),
+        );
     }
     let mut open: Vec<usize> = Vec::new();
     for (place, byte) in code_bytes(text) {
@@ -19,10 +22,12 @@ pub fn check(text: &str, file: FileId) -> Result<(), Diagnostic> {
             b'(' | b'[' | b'{' => {
                 open.push(place);
                 if open.len() > MAX_NESTING {
-                    return Err(Diagnostic::error("E0102", format!("brackets nest deeper than {MAX_NESTING}"))
-                        .at(Span::new(file, place, place + 1), format!("bracket {} inside others", open.len()))
-                        .and(Span::new(file, open[0], open[0] + 1), "the outermost one")
-                        .help("give inner parts names with `let`, or make them a function"));
+                    return Some(
+                        Diagnostic::error("E0102", format!("brackets nest deeper than {MAX_NESTING}"))
+                            .at(Span::new(file, place, place + 1), format!("bracket {} inside others", open.len()))
+                            .and(Span::new(file, open[0], open[0] + 1), "the outermost one")
+                            .help("give inner parts names with `let`, or make them a function"),
+                    );
                 }
             }
             b')' | b']' | b'}' => {
@@ -31,7 +36,7 @@ pub fn check(text: &str, file: FileId) -> Result<(), Diagnostic> {
             _ => {}
         }
     }
-    Ok(())
+    None
 }
 
 /// The bytes of a text with their places, without those of comments and strings.

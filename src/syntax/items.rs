@@ -262,8 +262,8 @@ fn dim_value(value: Expr) -> DimValue {
 fn doc_before(text: &str, start: usize) -> Option<String> {
     let above = text.get(..start)?.rsplit_once('\n')?.0;
     let mut lines: Vec<&str> = Vec::new();
-    for line in above.lines().rev() {
-        let Some(doc) = line.trim_start().strip_prefix("///") else { break };
+    for line in above.split('\n').rev() {
+        let Some(doc) = line.trim_start_matches([' ', '\t', ';']).strip_prefix("///") else { break };
         lines.push(doc.strip_prefix(' ').unwrap_or(doc).trim_end());
     }
     lines.reverse();

@@ -11,6 +11,7 @@ pub mod ast;
 mod build;
 mod errors;
 pub mod expr;
+pub mod format;
 mod guard;
 mod items;
 mod lines;

@@ -16,27 +16,28 @@ const CALL_LIMIT: usize = 1 << 30;
 
 /// The tree of a file. With errors in the sink the tree holds the items that are sound.
 pub fn parse_file(text: &str, file: FileId, sink: &mut Sink) -> File {
-    if let Err(too_much) = guard::check(text, file) {
+    if let Some(too_much) = guard::excess(text, file) {
         sink.push(too_much);
         return File::default();
     }
-    let (parsed, found) = on_large_stack(|| parse_guarded(text, file), file);
-    sink.extend(found);
-    parsed
+    match on_large_stack(|| parse_guarded(text, file)) {
+        Ok((parsed, found)) => {
+            sink.extend(found);
+            parsed
+        }
+        Err(why) => {
+            let message = format!("cannot start a thread for parsing: {why}");
+            sink.push(Diagnostic::error("E0811", message).at(Span::new(file, 0, 0), "while reading this file"));
+            File::default()
+        }
+    }
 }
 
 /// Runs recursive work over a guarded text in a thread of its own, so that it does not depend on the caller's stack.
-pub fn on_large_stack(work: impl FnOnce() -> (File, Sink) + Send, file: FileId) -> (File, Sink) {
+pub fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> std::io::Result<T> {
     std::thread::scope(|scope| {
-        match std::thread::Builder::new().name("syntax".into()).stack_size(STACK).spawn_scoped(scope, work) {
-            Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-            Err(why) => {
-                let mut sink = Sink::default();
-                let message = format!("cannot start a thread for parsing: {why}");
-                sink.push(Diagnostic::error("E0811", message).at(Span::new(file, 0, 0), "while reading this file"));
-                (File::default(), sink)
-            }
-        }
+        let thread = std::thread::Builder::new().name("syntax".into()).stack_size(STACK).spawn_scoped(scope, work)?;
+        Ok(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     })
 }
 
@@ -55,19 +56,19 @@ fn parse_guarded(text: &str, file: FileId) -> (File, Sink) {
         }
         match parse_piece(text, piece, file, &mut sink) {
             Ok(more) => items.extend(more),
-            Err(error) => sink.push(error),
+            Err(error) => sink.push(*error),
         }
     }
     if !sink.has_errors() {
-        sink.push(first);
+        sink.push(*first);
     }
     (File { items }, sink)
 }
 
-fn parse_piece(text: &str, piece: Range<usize>, file: FileId, sink: &mut Sink) -> Result<Vec<Item>, Diagnostic> {
+fn parse_piece(text: &str, piece: Range<usize>, file: FileId, sink: &mut Sink) -> Result<Vec<Item>, Box<Diagnostic>> {
     let offset = piece.start;
-    let mut pairs =
-        Grammar::parse(Rule::file, &text[piece.clone()]).map_err(|e| errors::explain(&e, text, piece, file))?;
+    let mut pairs = Grammar::parse(Rule::file, &text[piece.clone()])
+        .map_err(|e| Box::new(errors::explain(&e, text, piece, file)))?;
     let mut builder = Builder::new(text, file, offset);
     let items = pairs.next().map(|file| builder.items(file)).unwrap_or_default();
     sink.extend(builder.sink);
