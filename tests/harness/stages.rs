@@ -1,0 +1,93 @@
+//! What a case's stages print, and the light cases whose lines carry `//~ E0301 text` marks.
+
+use crate::cases::Case;
+use partita::diag::{Diagnostic, Sink, render};
+use partita::driver::{self, Checked, Request};
+use partita::source::{Memory, SourceMap};
+use partita::syntax;
+use std::fmt::Write;
+
+/// The name of a case's main file in messages.
+const MAIN: &str = "case.pta";
+
+/// What one stage prints for a case.
+pub fn run(stage: &str, case: &Case) -> Result<String, String> {
+    match stage {
+        "ast" => Ok(ast(case)),
+        "check" => Ok(check(case)),
+        "marks" => marks(case).map(|()| String::new()),
+        _ => Err(format!("no stage is named `{stage}`")),
+    }
+}
+
+/// Stages whose expectation is in the source itself, not in a fence.
+pub fn is_silent(stage: &str) -> bool {
+    stage == "marks"
+}
+
+fn ast(case: &Case) -> String {
+    let (sources, mut sink) = (&mut SourceMap::default(), Sink::default());
+    let file = sources.add(MAIN, case.source.as_str());
+    let tree = syntax::parse_file(&case.source, file, &mut sink);
+    format!("{}{}", render::text(&sink, sources, false), syntax::print::ast(&tree))
+}
+
+/// The findings; where there are none, what the models hold.
+fn check(case: &Case) -> String {
+    let checked = checked(case);
+    let mut out = render::text(&checked.sink, &checked.sources, false);
+    if !checked.sink.has_errors() {
+        for m in &checked.models {
+            let _ = writeln!(out, "model {}: {} parameters, {} state values", m.name, m.parameters, m.states);
+        }
+    }
+    if out.is_empty() { "no findings\n".to_string() } else { out }
+}
+
+/// Every mark is met by a finding of its code whose place is that line, and every finding has a mark.
+fn marks(case: &Case) -> Result<(), String> {
+    let (sources, sink) = diagnose(case);
+    let mut found: Vec<(usize, Diagnostic)> = Vec::new();
+    for finding in sink.sorted() {
+        let line = finding.primary.as_ref().map_or(0, |p| sources.file(p.span.file).line_column(p.span.start).0);
+        found.push((line, finding));
+    }
+    let mut wrong = String::new();
+    let mut marked = 0;
+    for (number, line) in case.source.lines().enumerate() {
+        for mark in line.split("//~ ").skip(1) {
+            marked += 1;
+            let (code, text) = mark.trim().split_once(' ').unwrap_or((mark.trim(), ""));
+            let meets = |(at, d): &(usize, Diagnostic)| *at == number + 1 && d.code == code && says(d, text);
+            match found.iter().position(meets) {
+                Some(at) => drop(found.remove(at)),
+                None => drop(writeln!(wrong, "line {}: expected {code} {text}", number + 1)),
+            }
+        }
+    }
+    for (line, d) in &found {
+        let _ = writeln!(wrong, "line {line}: unexpected {}: {}", d.code, d.message);
+    }
+    if marked == 0 {
+        wrong.push_str("the case has no marks\n");
+    }
+    if wrong.is_empty() { Ok(()) } else { Err(format!("{wrong}\n{}", render::text(&sink, &sources, false))) }
+}
+
+fn says(d: &Diagnostic, text: &str) -> bool {
+    d.message.contains(text) || d.primary.as_ref().is_some_and(|p| p.message.contains(text))
+}
+
+fn diagnose(case: &Case) -> (SourceMap, Sink) {
+    let checked = checked(case);
+    (checked.sources, checked.sink)
+}
+
+fn checked(case: &Case) -> Checked {
+    let mut world = Memory::default();
+    world.0.insert(MAIN.into(), case.source.clone());
+    world.0.extend(case.files.iter().map(|(name, text)| (name.into(), text.clone())));
+    let list = |key: &str| case.options.get(key).map_or(Vec::new(), |v| v.split(',').map(str::to_string).collect());
+    let sets = list("set").iter().filter_map(|s| s.split_once(':').map(|(k, v)| (k.into(), v.into()))).collect();
+    driver::check::check(&Request { path: MAIN.into(), presets: list("preset"), sets }, &world)
+}

@@ -1,0 +1,241 @@
+//! Rules of the house that the compiler does not enforce: room edges, sizes of files, documentation of every module,
+//! a page and a test for every diagnostic.
+
+use partita::diag::codes::CODES;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+/// Room by room, what it may use besides itself (`docs/architecture.md` has the reasons).
+const EDGES: &[(&str, &str)] = &[
+    ("source", ""),
+    ("types", "source"),
+    ("diag", "source"),
+    ("syntax", "source diag"),
+    ("resolve", "source diag syntax"),
+    ("ir", "source diag types"),
+    ("ops", "source diag types ir"),
+    ("check", "source diag types syntax resolve ops"),
+    ("elaborate", "source diag types syntax resolve check ir ops"),
+    ("autodiff", "source diag types ir ops"),
+    ("interp", "source types ir ops"),
+    ("kernel", "source types ir program"),
+    ("memory", "source types kernel program"),
+    ("program", "types"),
+    ("codegen", "types kernel memory program"),
+    ("runtime", "types program"),
+    ("driver", "*"),
+    ("cli", "driver diag"),
+];
+
+/// Crates that one room alone may name (a file's path begins with the owner).
+const OWNERS: &[(&str, &[&str])] = &[
+    ("pest", &["syntax/"]),
+    ("codespan_reporting", &["diag/render.rs"]),
+    ("clap", &["cli/"]),
+    ("indicatif", &["cli/"]),
+    ("cranelift_codegen", &["codegen/cpu/"]),
+    ("safetensors", &["runtime/checkpoint"]),
+];
+
+/// Codes without a golden case under `tests/golden/ui`: those of layouts, which nothing produces before plans run on
+/// several ranks, and those of running programs, which tests of the command line cover.
+const NO_UI_CASE: &[&str] = &["E0503", "E0505", "E0508", "E0601", "E0602", "E0603", "E0604", "W0006", "W0008", "E0901"];
+
+const SOFT_LIMIT: usize = 900;
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Files below a folder with this extension, as (path from that folder, text).
+fn files(folder: &str, extension: &str) -> Vec<(String, String)> {
+    let top = root().join(folder);
+    let (mut found, mut open) = (Vec::new(), vec![top.clone()]);
+    while let Some(folder) = open.pop() {
+        let Ok(entries) = std::fs::read_dir(&folder) else { continue };
+        for entry in entries {
+            let path = entry.expect("a folder can be listed").path();
+            if path.is_dir() {
+                open.push(path);
+            } else if path.extension().is_some_and(|e| e == extension) {
+                let name = path.strip_prefix(&top).unwrap_or(&path).to_string_lossy().into_owned();
+                found.push((name, std::fs::read_to_string(&path).expect("a text is UTF-8")));
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// A file's text without its unit tests, which may use any room.
+fn product_part(text: &str) -> &str {
+    text.find("#[cfg(test)]").map_or(text, |at| &text[..at])
+}
+
+fn is_test_file(name: &str) -> bool {
+    name.ends_with("/tests.rs") || name.contains("/tests/")
+}
+
+fn room_of(name: &str) -> &str {
+    name.split(['/', '.']).next().unwrap_or(name)
+}
+
+/// Rooms that a text names by `crate::room` or `crate::{room, ..}`.
+fn rooms_used(text: &str) -> Vec<&str> {
+    let mut used = Vec::new();
+    for (at, path) in text.match_indices("crate::") {
+        let rest = &text[at + path.len()..];
+        if let Some(list) = rest.strip_prefix('{') {
+            let mut depth = 0usize;
+            let mut start = true;
+            for (i, c) in list.char_indices() {
+                match c {
+                    '{' => depth += 1,
+                    '}' if depth == 0 => break,
+                    '}' => depth -= 1,
+                    ',' if depth == 0 => start = true,
+                    c if start && c.is_alphabetic() => {
+                        used.push(word(&list[i..]));
+                        start = false;
+                    }
+                    _ => {}
+                }
+            }
+        } else {
+            used.push(word(rest));
+        }
+    }
+    used
+}
+
+fn word(text: &str) -> &str {
+    let end = text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());
+    &text[..end]
+}
+
+#[test]
+fn rooms_use_only_what_the_table_allows() {
+    let mut wrong = String::new();
+    for (name, text) in files("src", "rs") {
+        let room = room_of(&name);
+        if matches!(room, "lib" | "main") || is_test_file(&name) {
+            continue;
+        }
+        let Some((_, allowed)) = EDGES.iter().find(|(r, _)| *r == room) else {
+            let _ = writeln!(wrong, "src/{name}: room `{room}` is not in the table");
+            continue;
+        };
+        for used in rooms_used(product_part(&text)) {
+            let is_room = EDGES.iter().any(|(r, _)| *r == used);
+            if is_room && used != room && *allowed != "*" && !allowed.split(' ').any(|a| a == used) {
+                let _ = writeln!(wrong, "src/{name}: `{room}` may not use `{used}`");
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+#[test]
+fn crates_stay_with_their_owners() {
+    let mut wrong = String::new();
+    for (name, text) in files("src", "rs") {
+        for (krate, owners) in OWNERS {
+            let uses = text.contains(&format!("use {krate}")) || text.contains(&format!(" {krate}::"));
+            if uses && !owners.iter().any(|o| name.starts_with(o)) {
+                let _ = writeln!(wrong, "src/{name} uses {krate}, which belongs to {owners:?}");
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+#[test]
+fn only_the_command_line_prints_and_exits() {
+    let mut wrong = String::new();
+    for (name, text) in files("src", "rs") {
+        if matches!(room_of(&name), "cli" | "main") {
+            continue;
+        }
+        for call in ["println!(", "print!(", "eprintln!(", "eprint!(", "process::exit(", "dbg!("] {
+            if product_part(&text).contains(call) {
+                let _ = writeln!(wrong, "src/{name} calls {call}");
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+#[test]
+fn every_file_is_documented_and_of_readable_size() {
+    let mut wrong = String::new();
+    for folder in ["src", "tests"] {
+        for (name, text) in files(folder, "rs") {
+            if !text.starts_with("//! ") {
+                let _ = writeln!(wrong, "{folder}/{name} does not begin with a `//!` line");
+            }
+            let lines = text.lines().count();
+            if lines > SOFT_LIMIT {
+                let _ = writeln!(wrong, "{folder}/{name} has {lines} lines, more than {SOFT_LIMIT}");
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+#[test]
+fn every_code_has_a_page_and_a_test() {
+    let mut wrong = String::new();
+    let pages: Vec<String> = files("docs/errors", "md").into_iter().map(|(name, _)| name).collect();
+    let golden: Vec<String> = files("tests/golden/ui", "test").into_iter().map(|(name, _)| name).collect();
+    let tests: String = files("tests", "rs").into_iter().filter(|(n, _)| n != "tidy.rs").map(|(_, t)| t).collect();
+    for code in CODES.iter().map(|c| c.code) {
+        if !pages.iter().any(|p| p.starts_with(code)) {
+            let _ = writeln!(wrong, "{code} has no page in docs/errors");
+        }
+        let tested = golden.iter().any(|g| g.starts_with(code)) || tests.contains(code) || NO_UI_CASE.contains(&code);
+        if !tested {
+            let _ = writeln!(wrong, "{code} has no test");
+        }
+    }
+    for page in pages.iter().filter(|p| p.starts_with(['E', 'W'])) {
+        if !CODES.iter().any(|c| page.starts_with(c.code)) {
+            let _ = writeln!(wrong, "docs/errors/{page} explains no code");
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+#[test]
+fn no_file_names_a_place_outside_the_repository() {
+    // Written in two halves, so that this file does not find itself.
+    let words = [concat!("/wo", "rk/"), concat!("../sha", "red/golden"), concat!("wt-", "std")];
+    let mut wrong = String::new();
+    for (folder, extension) in
+        [("src", "rs"), ("tests", "rs"), ("tests", "test"), ("docs", "md"), ("examples", "pta"), ("stdlib", "pta")]
+    {
+        for (name, text) in files(folder, extension) {
+            for word in words.iter().filter(|w| text.contains(**w)) {
+                let _ = writeln!(wrong, "{folder}/{name} names {word}");
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+#[test]
+fn files_that_the_readme_names_exist() {
+    let mut wrong = String::new();
+    let mut texts = files("docs", "md");
+    texts.retain(|(name, _)| !name.starts_with("errors/"));
+    texts.push(("../README.md".into(), std::fs::read_to_string(root().join("README.md")).expect("there is a README")));
+    for (name, text) in texts {
+        for path in text.split(['`', '(', ')', ' ', '\n']) {
+            let looks_like_a_file = ["examples/", "docs/", "stdlib/", "tests/", "src/"].iter().any(|p| path.starts_with(p))
+                && !path.contains(['*', '<', '{', '|', '\'']);
+            if looks_like_a_file && !Path::new(&root()).join(path.trim_end_matches(['.', ',', ':'])).exists() {
+                let _ = writeln!(wrong, "{name} names {path}, which does not exist");
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
