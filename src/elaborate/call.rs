@@ -779,7 +779,7 @@ impl<'a> Elab<'a> {
     // ---- results
 
     /// The body's value in the declared result type.
-    fn result(&mut self, val: Val, declared: &[Declared], def: &'a ast::Def) -> Val {
+    pub fn result(&mut self, val: Val, declared: &[Declared], def: &'a ast::Def) -> Val {
         let span = def.body.stmts.last().map_or(def.body.span, |s| s.span);
         if val.is_error() {
             return Val::Error;

@@ -134,7 +134,8 @@ impl<'a> Elab<'a> {
         let mut outer = self.open_frame(at.module, Body::Layer, "");
         outer.instance = Some(owner);
         self.within(outer, |e| {
-            let Some(mut frame) = e.def_frame(&bound, Some(owner), span) else { return };
+            let own = (def.kind == DefKind::Layer).then_some(owner);
+            let Some(mut frame) = e.def_frame(&bound, own, span) else { return };
             let Some(()) = e.bind_settings(&mut frame, &bound) else { return };
             frame.called_from = None;
             let mut given = Vec::new();
@@ -158,7 +159,10 @@ impl<'a> Elab<'a> {
                 let Some(()) = e.bind_args(&def.args, given, &bound, span) else { return };
                 let results: Option<Vec<_>> = def.result.iter().map(|t| e.declared(t)).collect();
                 let dims: Option<Vec<Vec<_>>> = results.as_ref().map(|r| r.iter().map(|d| d.dims.clone()).collect());
-                let _ = e.body(&def.body, dims.as_deref());
+                let val = e.body(&def.body, dims.as_deref());
+                if let Some(results) = results {
+                    e.result(val, &results, def);
+                }
             });
         });
     }
