@@ -86,12 +86,8 @@ fn weights_and_data_are_those_of_the_reference() {
         let second_step = &data[b * t * 4..];
         for (i, expected) in golden::numbers(&golden.facts["tokens1_row0_first8"]).iter().enumerate() {
             let at = i * 4;
-            let token = i32::from_le_bytes([
-                second_step[at],
-                second_step[at + 1],
-                second_step[at + 2],
-                second_step[at + 3],
-            ]);
+            let token =
+                i32::from_le_bytes([second_step[at], second_step[at + 1], second_step[at + 2], second_step[at + 3]]);
             assert_eq!(f64::from(token), *expected);
         }
     }

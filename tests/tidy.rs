@@ -236,8 +236,9 @@ fn files_that_the_readme_names_exist() {
     texts.push(("../README.md".into(), std::fs::read_to_string(root().join("README.md")).expect("there is a README")));
     for (name, text) in texts {
         for path in text.split(['`', '(', ')', ' ', '\n']) {
-            let looks_like_a_file = ["examples/", "docs/", "stdlib/", "tests/", "src/"].iter().any(|p| path.starts_with(p))
-                && !path.contains(['*', '<', '{', '|', '\'']);
+            let looks_like_a_file =
+                ["examples/", "docs/", "stdlib/", "tests/", "src/"].iter().any(|p| path.starts_with(p))
+                    && !path.contains(['*', '<', '{', '|', '\'']);
             if looks_like_a_file && !Path::new(&root()).join(path.trim_end_matches(['.', ',', ':'])).exists() {
                 let _ = writeln!(wrong, "{name} names {path}, which does not exist");
             }

@@ -35,7 +35,8 @@ impl Golden {
     /// Writes the model, its initial weights (f64) and `steps` batches of data into a folder; gives the model's path.
     pub fn write(&self, folder: &Path, steps: usize) -> PathBuf {
         let model = folder.join(format!("{}.pta", self.model));
-        std::fs::copy(root().join(format!("tests/golden_models/{}.pta", self.model)), &model).expect("the model is there");
+        std::fs::copy(root().join(format!("tests/golden_models/{}.pta", self.model)), &model)
+            .expect("the model is there");
         write_weights(&self.facts["tensors"], &folder.join("init.safetensors"));
         let (b, t, v) = (self.config("B"), self.config("T"), self.config("V") as u64);
         let token = |row: usize, at: usize| {
