@@ -1,6 +1,7 @@
 //! Partita: a language for neural networks and for how they are spread over machines, and its compiler.
 pub mod autodiff;
 pub mod check;
+pub mod cli;
 pub mod codegen;
 pub mod diag;
 pub mod driver;

@@ -2,9 +2,10 @@
 
 use crate::diag::{Diagnostic, Sink};
 use crate::elaborate::{Elab, Mode, Settings};
-use crate::ir::StateKind;
+use crate::ir::{Builder, Param, ParamId, StateKind, ValueId};
 use crate::resolve::{self, ItemRef, Program};
 use crate::source::{Memory, SourceMap, World};
+use crate::syntax::ast::{ItemKind, Train};
 use crate::types::DType;
 use std::path::{Path, PathBuf};
 
@@ -56,6 +57,16 @@ pub fn check(request: &Request, world: &dyn World) -> Checked {
         let facts = walk(&c.program, &c.settings, at, &mut used, &mut names, &mut found);
         c.models.extend(facts);
     }
+    // Only programs whose models are sound have train items that can be judged.
+    if !found.has_errors() && !c.sink.has_errors() {
+        for item in c.program.main_items(train_item) {
+            let mut e = Elab::new(&c.program, c.settings.clone(), Mode::TRAIN, DType::F32);
+            e.train(item, &without_gradients);
+            used.extend(std::mem::take(&mut e.used_defs));
+            names.extend(std::mem::take(&mut e.used_names));
+            found.extend(std::mem::take(&mut e.sink));
+        }
+    }
     let mut rest = Elab::new(&c.program, c.settings.clone(), Mode::TRAIN, DType::F32);
     rest.used_defs = used;
     rest.used_names = names;
@@ -66,6 +77,22 @@ pub fn check(request: &Request, world: &dyn World) -> Checked {
     found.extend(rest.sink);
     c.sink.extend(found);
     c
+}
+
+fn train_item(item: &ItemKind) -> Option<&Train> {
+    match item {
+        ItemKind::Train(t) => Some(t),
+        _ => None,
+    }
+}
+
+/// Stands in for the derivatives, whose values do not matter to checking.
+fn without_gradients(b: &mut Builder, _: &[ValueId], params: &[ParamId]) -> Vec<ValueId> {
+    let zeros = |p: &ParamId| {
+        let Param { dtype, dims, .. } = b.graph.params[p.index()].clone();
+        b.splat_of(0.0, dtype, &dims)
+    };
+    params.iter().map(zeros).collect()
 }
 
 fn walk(

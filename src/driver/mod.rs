@@ -1,8 +1,24 @@
 //! Strings the rooms together: from a path and options to diagnostics, graphs, programs and runs.
 //!
-//! In: [`Request`]s of the command line or an editor. Out: values and diagnostics; nothing is printed here.
-//! Reading order: `check.rs` (the front end), then the pipeline of passes.
+//! In: [`Options`] of the command line or an editor. Out: values, [`Findings`] and events; nothing is printed here.
+//! Invariant: a program with errors yields no graphs, and nothing is run that the verifier has not seen in debug builds.
+//! Reading order: `check.rs` (the front end), `pipeline.rs` (the passes in order), `recipe.rs` (what a run needs to know),
+//! `engine.rs` (what runs a step), `train.rs`.
 
+mod average;
 pub mod check;
+mod data;
+pub mod doctor;
+pub mod findings;
+pub mod inspect;
+pub mod options;
+mod passes;
+pub mod pipeline;
+pub mod plan;
+pub mod recipe;
+mod summary;
 
 pub use check::{Checked, ModelFacts, Request, check_source};
+pub use findings::{Findings, Outcome};
+pub use options::Options;
+pub use recipe::Recipe;

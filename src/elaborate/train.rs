@@ -103,8 +103,11 @@ impl<'a> Elab<'a> {
         }
     }
 
-    /// `samples NAME`, or `batch`, or the first dim of the first input.
+    /// `samples NAME`, or `batch`, or the first dim of the first input; none where nothing is fed.
     fn sample_dim(&mut self, item: &'a ast::Train) -> Option<DimId> {
+        if self.b.graph.inputs.is_empty() {
+            return None;
+        }
         let named = item.lines.iter().find_map(|l| match &l.kind {
             TrainKind::Samples { dim, .. } => Some(dim),
             _ => None,

@@ -68,6 +68,11 @@ impl Target {
         Ok(Target { isa, fused, name })
     }
 
+    /// The architecture and the features that code may use: [`Code::target`].
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     fn function(&self, kernel: &Kernel) -> Function {
         let kernel = plan::merge_loops(kernel);
         let mut signature = Signature::new(self.isa.default_call_conv());

@@ -1,0 +1,30 @@
+//! `partita check`: findings, and how large each model is.
+
+use super::args::CheckArgs;
+use super::output::{Output, grouped};
+use super::{Code, ERROR, OK};
+use crate::diag::render;
+use crate::driver::{Findings, check};
+use crate::source::Disk;
+
+pub fn run(args: &CheckArgs, out: &mut Output) -> Code {
+    let c = check::check(&args.source.request(), &Disk);
+    let failed = c.sink.has_errors();
+    if args.json {
+        out.text(&render::json(&c.sink, &c.sources));
+        for m in &c.models {
+            let line = serde_json::json!({"model": m.name, "parameters": m.parameters, "states": m.states,
+                "tensors": m.tensors});
+            out.line(line.to_string());
+        }
+        return if failed { ERROR } else { OK };
+    }
+    for m in &c.models {
+        let mut line = format!("{}: {} parameters", m.name, grouped(m.parameters));
+        if m.states > 0 {
+            line += &format!(", {} values of state", grouped(m.states));
+        }
+        out.line(line);
+    }
+    out.findings(&Findings { sources: c.sources, sink: c.sink })
+}

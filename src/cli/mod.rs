@@ -1,0 +1,53 @@
+//! The command line: parses arguments, asks the driver, prints. The only room that prints and that decides exit codes.
+//!
+//! In: arguments. Out: results on standard output, findings and progress on standard error, and an exit code: 0 where
+//! all is well, 1 for an error in the program, its data or its surroundings, 2 for a wrong command line, 130 or 143 for a
+//! run that a signal ended. Reading order: `args.rs`, `output.rs`, then one file for each subcommand.
+
+mod args;
+mod check;
+mod doctor;
+mod explain;
+mod ir;
+mod output;
+
+use args::{Cli, Command};
+use clap::{CommandFactory, Parser};
+use output::Output;
+
+/// An exit code.
+pub type Code = u8;
+pub const OK: Code = 0;
+pub const ERROR: Code = 1;
+pub const USAGE: Code = 2;
+
+/// Runs the command of this process's arguments.
+pub fn main() -> std::process::ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => {
+            let code = if e.use_stderr() { USAGE } else { OK };
+            // A closed pipe is no reason to fail.
+            let _ = e.print();
+            return code.into();
+        }
+    };
+    let mut out = Output::new(cli.color);
+    dispatch(cli, &mut out).into()
+}
+
+fn dispatch(cli: Cli, out: &mut Output) -> Code {
+    let threads = cli.threads;
+    match cli.command {
+        Command::Check(a) => check::run(&a, out),
+        Command::Ir(a) => ir::run(&a, threads, out),
+        Command::Explain { code } => explain::run(&code, out),
+        Command::Doctor => doctor::run(threads, out),
+        Command::Completions { shell } => {
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "partita", &mut text);
+            out.bytes(&text);
+            OK
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Standard output and standard error. A reader that has gone away ends printing quietly; it is no error.
+
+use super::args::ColorChoice;
+use super::{Code, ERROR, OK};
+use crate::diag::render;
+use crate::driver::Findings;
+use std::io::{IsTerminal, Write};
+
+/// Where a command prints to.
+pub struct Output {
+    color_err: bool,
+    /// Standard output takes no more.
+    closed: bool,
+}
+
+impl Output {
+    pub fn new(color: ColorChoice) -> Output {
+        let plain = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
+        let wanted = |terminal: bool| match color {
+            ColorChoice::Auto => terminal && !plain,
+            ColorChoice::Always => true,
+            ColorChoice::Never => false,
+        };
+        Output { color_err: wanted(std::io::stderr().is_terminal()), closed: false }
+    }
+
+    /// A result, as it is.
+    pub fn bytes(&mut self, bytes: &[u8]) {
+        let mut stdout = std::io::stdout().lock();
+        if !self.closed && stdout.write_all(bytes).and_then(|()| stdout.flush()).is_err() {
+            self.closed = true;
+        }
+    }
+
+    pub fn text(&mut self, text: &str) {
+        self.bytes(text.as_bytes());
+    }
+
+    /// A line of a result.
+    pub fn line(&mut self, text: impl AsRef<str>) {
+        self.text(&format!("{}\n", text.as_ref()));
+    }
+
+    /// A line about what goes on.
+    pub fn say(&self, text: impl AsRef<str>) {
+        let _ = writeln!(std::io::stderr().lock(), "{}", text.as_ref());
+    }
+
+    /// Shows findings, and counts errors.
+    pub fn findings(&self, f: &Findings) -> Code {
+        let _ = std::io::stderr().lock().write_all(render::text(&f.sink, &f.sources, self.color_err).as_bytes());
+        match f.sink.error_count() {
+            0 => OK,
+            1 => ERROR,
+            n => {
+                self.say(format!("{n} errors"));
+                ERROR
+            }
+        }
+    }
+}
+
+/// 837888 as `837,888`.
+pub fn grouped(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::with_capacity(digits.len() * 4 / 3);
+    for (i, c) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(c);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::grouped;
+
+    #[test]
+    fn digits_are_grouped_by_three() {
+        let all = [0, 12, 123, 1234, 837_888, 1_000_000].map(grouped);
+        assert_eq!(all, ["0", "12", "123", "1,234", "837,888", "1,000,000"]);
+    }
+}

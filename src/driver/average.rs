@@ -1,0 +1,20 @@
+//! Evaluation with averaged weights: reads of parameters become reads of the states that hold their averages.
+
+use crate::ir::{Graph, Op, ParamId, StateId};
+
+/// `graph` is of the same model as `train`, in which `averages` pairs parameters with states.
+pub fn read_averages(graph: &mut Graph, train: &Graph, averages: &[(ParamId, StateId)]) {
+    for (param, state) in averages {
+        let (from, to) = (&train.params[param.index()], &train.states[state.index()]);
+        let Some(here) = graph.params.iter().position(|p| p.path == from.path) else { continue };
+        let mut copy = to.clone();
+        copy.dims.clone_from(&graph.params[here].dims);
+        let id = StateId(graph.states.len() as u32);
+        graph.states.push(copy);
+        for op in &mut graph.ops {
+            if op.op == Op::Param(ParamId(here as u32)) {
+                op.op = Op::State(id);
+            }
+        }
+    }
+}

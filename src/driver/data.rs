@@ -1,0 +1,136 @@
+//! Data statements of a train item as the runtime's own descriptions, and which inputs they feed.
+
+use crate::diag::Diagnostic;
+use crate::elaborate::feed::{Feed, FeedExpr, Source};
+use crate::ir::{DimId, GatherMode, Graph, InputId, Op, ValueId};
+use crate::runtime::data::{BinOp, Bound, DataSpec, Dim, Expr, IdWidth, Input, Source as Read, SourceKind};
+use crate::syntax::ast::BinaryOp;
+use crate::types::{DType, MapOp};
+use std::path::Path;
+
+/// A feed with its paths relative to `base` resolved.
+pub fn spec(feed: &Feed, base: &Path) -> Result<DataSpec, Diagnostic> {
+    Ok(match feed {
+        Feed::Stream(s) => DataSpec::Whole(source(s, base)?),
+        Feed::Fields(fields) => {
+            let fields: Result<Vec<_>, _> = fields.iter().map(|(n, _, e)| Ok((n.clone(), expr(e, base)?))).collect();
+            DataSpec::Fields(fields?)
+        }
+    })
+}
+
+fn source(s: &Source, base: &Path) -> Result<Read, Diagnostic> {
+    let option = |name: &str| s.options.iter().find(|(n, _)| n == name).map(|(_, c)| c);
+    let fraction = |name: &str, or: f64| option(name).and_then(|c| c.as_f64()).unwrap_or(or);
+    let whole = |name: &str| option(name).and_then(|c| c.as_int()).and_then(|n| usize::try_from(n).ok());
+    let text = |name: &str| match option(name) {
+        Some(crate::check::constant::Const::Str(s)) => Some(s.clone()),
+        _ => None,
+    };
+    let malformed = |message: String| Diagnostic::error("E0710", message).at(s.span, "here");
+    let kind = match s.kind.as_str() {
+        "bytes" => SourceKind::Bytes,
+        "chars" => SourceKind::Chars,
+        "tokens" => {
+            let width = if text("dtype").as_deref() == Some("u32") { IdWidth::U32 } else { IdWidth::U16 };
+            SourceKind::Tokens { width, end: None }
+        }
+        "text" => {
+            let Some(tokenizer) = text("tokenizer") else {
+                return Err(malformed("`text` needs a tokenizer".to_string())
+                    .help("write `text(\"corpus.txt\", tokenizer = \"tokenizer.json\")`"));
+            };
+            SourceKind::Text { tokenizer: base.join(tokenizer), end: None }
+        }
+        "lines" => SourceKind::Lines,
+        "npy" => SourceKind::Npy,
+        "idx" => SourceKind::Idx,
+        "csv" => SourceKind::Csv { column: whole("column"), count: whole("count") },
+        other => return Err(malformed(format!("unknown source of data `{other}`"))),
+    };
+    let (from, to) = (fraction("from", 0.0), fraction("to", 1.0));
+    if from >= to {
+        return Err(
+            malformed(format!("the part of the data from {from} to {to} is empty")).help("`from` is less than `to`")
+        );
+    }
+    let shuffle = option("shuffle").and_then(|c| c.as_bool()).unwrap_or(true);
+    Ok(Read { path: base.join(&s.path), kind, from, to, shuffle })
+}
+
+fn expr(e: &FeedExpr, base: &Path) -> Result<Expr, Diagnostic> {
+    Ok(match e {
+        FeedExpr::Source(s) => Expr::Source(source(s, base)?),
+        FeedExpr::Number(x) if *x == x.trunc() && x.abs() < 9e15 => Expr::Int(*x as i64),
+        FeedExpr::Number(x) => Expr::Float(*x),
+        FeedExpr::Negate(x) => Expr::Neg(Box::new(expr(x, base)?)),
+        FeedExpr::Cast(t, x) => Expr::Cast(*t, Box::new(expr(x, base)?)),
+        FeedExpr::Binary(op, a, b) => {
+            let op = match op {
+                BinaryOp::Add => BinOp::Add,
+                BinaryOp::Sub => BinOp::Sub,
+                BinaryOp::Mul => BinOp::Mul,
+                BinaryOp::Div => BinOp::Div,
+                other => {
+                    return Err(Diagnostic::error(
+                        "E0710",
+                        format!("`{other:?}` is not supported in data expressions"),
+                    )
+                    .help("data expressions have `+ - * /` and conversions"));
+                }
+            };
+            Expr::Binary(op, Box::new(expr(a, base)?), Box::new(expr(b, base)?))
+        }
+    })
+}
+
+/// The inputs of a graph as the loader wants them.
+pub fn inputs(graph: &Graph, sample: Option<DimId>) -> Vec<Input> {
+    graph
+        .inputs
+        .iter()
+        .enumerate()
+        .map(|(i, x)| Input {
+            name: x.name.clone(),
+            dtype: x.dtype,
+            dims: x.dims.iter().map(|d| Dim { name: graph.dim(*d).name.clone(), size: graph.size(*d) }).collect(),
+            sample: sample.and_then(|s| x.dims.iter().position(|d| *d == s)).unwrap_or(0),
+            bound: if x.dtype == DType::I32 { bound(graph, InputId(i as u32)) } else { None },
+        })
+        .collect()
+}
+
+/// The smallest dim that an input's values index, so that a value out of range is found where it is read.
+fn bound(graph: &Graph, input: InputId) -> Option<Bound> {
+    // Values that are the input's, and whether negative ones have been dealt with on the way.
+    let mut carried: Vec<(ValueId, bool)> = Vec::new();
+    let mut found: Option<Bound> = None;
+    for op in &graph.ops {
+        let of = |v: &ValueId| carried.iter().find(|(c, _)| c == v).map(|c| c.1);
+        match &op.op {
+            Op::Input(i) if *i == input => carried.push((op.results[0], false)),
+            Op::Reshape { .. } | Op::Broadcast { .. } => {
+                if let Some(negative) = of(&op.args[0]) {
+                    carried.push((op.results[0], negative));
+                }
+            }
+            Op::Map(MapOp::Max) if graph.value(op.results[0]).dtype == DType::I32 => {
+                if op.args.iter().any(|a| of(a).is_some()) {
+                    carried.push((op.results[0], true));
+                }
+            }
+            Op::Gather { dims, mode } => {
+                for (dim, index) in dims.iter().zip(&op.args[1..]) {
+                    let Some(negative) = of(index) else { continue };
+                    let size = graph.size(*dim);
+                    if found.as_ref().is_none_or(|b| size < b.size) {
+                        let negative = negative || *mode == GatherMode::Zero;
+                        found = Some(Bound { dim: graph.dim(*dim).name.clone(), size, negative });
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    found
+}

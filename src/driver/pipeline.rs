@@ -1,0 +1,219 @@
+//! From a path and options to a compiled program: the flat ordered list of passes.
+
+use super::check::{self, Checked};
+use super::findings::{Findings, Outcome};
+use super::options::Options;
+use super::passes::{Passes, internal};
+use super::recipe::{Load, Recipe, Valid};
+use super::{average, data, plan};
+use crate::autodiff;
+use crate::codegen::cpu::Target;
+use crate::diag::{Diagnostic, Sink, did_you_mean};
+use crate::elaborate::train::TrainFacts;
+use crate::elaborate::{Elab, Mode};
+use crate::ir::{Graph, OutputKind, StateKind};
+use crate::kernel::{self, Module};
+use crate::program::{Program, Role};
+use crate::runtime::checkpoint::TensorInfo;
+use crate::source::{SourceMap, World};
+use crate::syntax::ast::{ItemKind, Train};
+use std::path::Path;
+use std::time::Duration;
+
+/// A checked train item as graphs: the whole train step, the step of evaluation, and the computation of initial values.
+pub struct Graphs {
+    /// The texts, and warnings.
+    pub findings: Findings,
+    pub recipe: Recipe,
+    pub train: Graph,
+    pub eval: Graph,
+    pub init: Graph,
+    pub timings: Vec<(&'static str, Duration)>,
+}
+
+/// Names of the routines of a program.
+pub const TRAIN: &str = "train";
+pub const EVAL: &str = "eval";
+pub const INIT: &str = "init";
+
+/// Everything up to graphs.
+pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
+    let mut p = Passes::new(options);
+    let c = p.run("read", || check::load(&options.request, world));
+    let c = sound(c)?;
+    let single = plan::single(options, &c.program).map_err(|d| with(d, &c.sources))?;
+    let item = train_item(options, &c).map_err(|d| with(d, &c.sources))?;
+    let mut found = c.sink.clone();
+
+    // Gradients and updates come with elaboration: an optimizer is code over gradients.
+    let mut train = Elab::new(&c.program, c.settings.clone(), Mode::TRAIN, single.precision);
+    let facts = p.run("elaborate train", || train.train(item, &autodiff::gradients_of_params));
+    take(&mut found, &mut train.sink, &c.sources)?;
+    p.graph("train", &train.b.graph, &c.sources)?;
+    p.graph("init", &train.init.graph, &c.sources)?;
+
+    // Evaluation is elaborated on its own: `training` is another constant there.
+    let mut eval = Elab::new(&c.program, c.settings.clone(), Mode::EVAL, single.precision);
+    eval.fed = train.fed.clone();
+    p.run("elaborate eval", || {
+        if let Some(at) = eval.model_of(&item.model) {
+            eval.model(at);
+        }
+    });
+    take(&mut found, &mut eval.sink, &c.sources)?;
+
+    let recipe = recipe(&train, &facts, item, options).map_err(|d| with(d, &c.sources))?;
+    let (mut train, init) = (train.b.finish(), train.init.finish());
+    let mut eval = eval.b.finish();
+
+    // Weights that evaluation reads are the averages, where there are any.
+    p.run("read averages", || average::read_averages(&mut eval, &train, &facts.averages));
+    // What nobody reads at each step is not computed: tools that want an `output` compile it on purpose.
+    p.run("drop outputs", || {
+        train.outputs.retain(|o| o.kind != OutputKind::Value);
+        eval.outputs.retain(|o| matches!(o.kind, OutputKind::Loss | OutputKind::Metric));
+    });
+    p.graph("eval", &eval, &c.sources)?;
+    let findings = Findings { sources: c.sources, sink: found };
+    Ok(Graphs { findings, recipe, train, eval, init, timings: p.timings })
+}
+
+/// Graphs as a program for this machine.
+pub fn program(g: &mut Graphs, options: &Options) -> Outcome<Program> {
+    let mut p = Passes::new(options);
+    let sources = g.findings.sources.clone();
+    let mut module = p.run("lower", || lowered(g, &sources, options));
+    p.text("kernel", || kernel::print::print(&module))?;
+    let target = target()?;
+    let code = p.run("generate code", || target.compile(&module.kernels, options.thread_count()));
+    module.program.code = code.map_err(|why| internal("generate code", &why))?;
+    let mut program = module.program;
+    program.settings = serde_json::to_string(&g.recipe).map_err(|e| internal("recipe", &e.to_string()))?;
+    g.timings.append(&mut p.timings);
+    Ok(program)
+}
+
+/// All routines as steps and kernels, without machine code.
+pub fn lowered<'s>(g: &Graphs, sources: &'s SourceMap, options: &Options) -> Module<'s> {
+    let lowering = kernel::Options { fuse: !options.unfused };
+    let mut module = Module::new(sources);
+    for (name, graph) in [(TRAIN, &g.train), (EVAL, &g.eval), (INIT, &g.init)] {
+        module.add(name, graph, &lowering);
+    }
+    module
+}
+
+/// The processor that this runs on.
+pub fn target() -> Outcome<Target> {
+    Target::host().map_err(|why| Findings::of(Diagnostic::error("E0812", why)))
+}
+
+/// The train item to use: by name, else the only one, else the first that is named like its model.
+fn train_item<'a>(options: &Options, c: &'a Checked) -> Result<&'a Train, Diagnostic> {
+    let items = c.program.main_items(|i| match i {
+        ItemKind::Train(t) => Some(t),
+        _ => None,
+    });
+    let name = |t: &'a Train| t.name.as_ref().unwrap_or(&t.model).text.as_str();
+    let names: Vec<&str> = items.iter().map(|t| name(t)).collect();
+    if let Some(wanted) = &options.item {
+        return items.iter().find(|t| name(t) == wanted).copied().ok_or_else(|| {
+            let d = Diagnostic::error("E0711", format!("the file has no train item `{wanted}`"));
+            match did_you_mean(wanted, names.iter().copied()) {
+                Some(n) => d.help(format!("did you mean `{n}`?")),
+                None if names.is_empty() => d.help("add `train Model { .. }`"),
+                None => d.help(format!("its train items: {}", names.join(", "))),
+            }
+        });
+    }
+    if let [only] = &items[..] {
+        return Ok(only);
+    }
+    items.iter().find(|t| t.name.is_none()).copied().ok_or_else(|| {
+        if items.is_empty() {
+            Diagnostic::error("E0711", "the file has no train item")
+                .help("add `train Model { data .. optimizer .. steps .. }`")
+        } else {
+            Diagnostic::error("E0711", "the file has several train items")
+                .help(format!("choose one with `--item NAME`: {}", names.join(", ")))
+        }
+    })
+}
+
+fn recipe(train: &Elab, facts: &TrainFacts, item: &Train, options: &Options) -> Result<Recipe, Diagnostic> {
+    let graph = &train.b.graph;
+    let base = options.request.path.parent().unwrap_or(Path::new(""));
+    let info = |path: &str, dtype, dims: &[crate::ir::DimId]| {
+        TensorInfo::new(path, dtype, dims.iter().map(|d| graph.size(*d)).collect::<Vec<_>>())
+    };
+    let inputs = data::inputs(graph, facts.sample_dim);
+    let samples = facts.sample_dim.map_or(1, |d| graph.size(d)) as u64;
+    let tokens = graph.inputs.iter().find(|i| i.name == "tokens");
+    let (unit, units) = match tokens {
+        Some(i) => ("tokens", graph.elements(&i.dims) as u64),
+        None => ("samples", samples),
+    };
+    let valid = match &facts.valid {
+        Some(v) => Some(Valid { data: data::spec(&v.feed, base)?, every: v.every, batches: v.batches }),
+        None => None,
+    };
+    let loads = facts
+        .loads
+        .iter()
+        .map(|l| Load { path: base.join(&l.path), params: l.params.iter().map(|p| p.index()).collect() });
+    Ok(Recipe {
+        name: facts.name.clone(),
+        model: item.model.text.clone(),
+        steps: facts.steps.unwrap_or(DEFAULT_STEPS),
+        seed: facts.seed,
+        save_every: facts.save_every,
+        log_every: facts.log_every,
+        data: facts.data.as_ref().map(|f| data::spec(f, base)).transpose()?,
+        valid,
+        inputs,
+        params: graph.params.iter().map(|p| info(&p.path, p.dtype, &p.dims)).collect(),
+        states: graph.states.iter().map(|s| (info(&s.path, s.dtype, &s.dims), role(s.kind))).collect(),
+        averages: facts.averages.iter().map(|(p, s)| (p.index(), s.index())).collect(),
+        loads: loads.collect(),
+        unit: unit.to_string(),
+        units,
+        precision: train.precision.name().to_string(),
+    })
+}
+
+/// Steps of a train item that does not say.
+const DEFAULT_STEPS: u64 = 1000;
+
+fn role(kind: StateKind) -> Role {
+    match kind {
+        StateKind::Model => Role::Model,
+        StateKind::Optimizer => Role::Optimizer,
+        StateKind::Average => Role::Average,
+        StateKind::Scaling => Role::Scaling,
+        StateKind::Cache => Role::Cache,
+    }
+}
+
+/// Stops at errors of reading; warnings go on.
+pub fn sound(c: Checked) -> Outcome<Checked> {
+    if c.sink.has_errors() {
+        return Err(Box::new(Findings { sources: c.sources, sink: c.sink }));
+    }
+    Ok(c)
+}
+
+/// A finding with the texts that it points into.
+pub fn with(d: Diagnostic, sources: &SourceMap) -> Box<Findings> {
+    let mut out = Findings::of(d);
+    out.sources = sources.clone();
+    out
+}
+
+/// Collects what a walk has found, and stops at errors.
+fn take(found: &mut Sink, new: &mut Sink, sources: &SourceMap) -> Outcome<()> {
+    found.extend(std::mem::take(new));
+    if found.has_errors() {
+        return Err(Box::new(Findings { sources: sources.clone(), sink: std::mem::take(found) }));
+    }
+    Ok(())
+}

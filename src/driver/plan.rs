@@ -1,0 +1,96 @@
+//! What a plan means for a run on one device: its precision and its microbatches. A plan of several ranks is refused.
+
+use super::options::Options;
+use crate::diag::{Diagnostic, did_you_mean};
+use crate::resolve::Program;
+use crate::syntax::ast::{ItemKind, Plan, PlanKind};
+use crate::types::DType;
+
+/// What of a plan takes effect on one device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Single {
+    pub precision: DType,
+    pub microbatches: u64,
+}
+
+/// The plan of the options, on one device.
+pub fn single(options: &Options, program: &Program) -> Result<Single, Diagnostic> {
+    let mut out = Single { precision: DType::F32, microbatches: 1 };
+    if let Some(name) = &options.plan {
+        let plan = find(name, program)?;
+        one_rank(plan, options)?;
+        for line in &plan.lines {
+            match &line.kind {
+                PlanKind::Precision { name, .. } => {
+                    out.precision = precision(&name.text).ok_or_else(|| {
+                        Diagnostic::error("E0506", format!("`{}` is no precision", name.text))
+                            .at(name.span, "unknown")
+                            .help("precisions are f64, f32, bf16, f16")
+                    })?;
+                }
+                PlanKind::Microbatches((n, _)) => out.microbatches = *n,
+                _ => {}
+            }
+        }
+    } else if let Some((axis, _)) = options.mesh.iter().find(|(_, n)| *n != 1) {
+        return Err(Diagnostic::error("E0507", format!("`--mesh {axis}=..` asks for several ranks"))
+            .with_note("this version runs programs on one device")
+            .help("leave `--mesh` out"));
+    }
+    if let Some(p) = options.precision {
+        out.precision = p;
+    }
+    Ok(out)
+}
+
+/// A precision by its name.
+pub fn precision(name: &str) -> Option<DType> {
+    DType::parse(name).filter(|t| t.is_float())
+}
+
+fn find<'a>(name: &str, program: &'a Program) -> Result<&'a Plan, Diagnostic> {
+    let plans = program.main_items(|i| match i {
+        ItemKind::Plan(p) => Some(p),
+        _ => None,
+    });
+    if let Some(plan) = plans.iter().find(|p| p.name.text == name) {
+        return Ok(plan);
+    }
+    let names: Vec<&str> = plans.iter().map(|p| p.name.text.as_str()).collect();
+    let d = Diagnostic::error("E0509", format!("the file has no plan `{name}`"));
+    Err(match did_you_mean(name, names.iter().copied()) {
+        Some(n) => d.help(format!("did you mean `{n}`?")),
+        None if names.is_empty() => d.help("it has no plans: leave `--plan` out"),
+        None => d.help(format!("its plans: {}", names.join(", "))),
+    })
+}
+
+fn one_rank(plan: &Plan, options: &Options) -> Result<(), Diagnostic> {
+    let mut axes: Vec<(&str, u64, crate::source::Span)> = Vec::new();
+    for line in &plan.lines {
+        if let PlanKind::Mesh(mesh) = &line.kind {
+            axes.extend(mesh.iter().map(|a| (a.name.text.as_str(), a.size.0, a.name.span.to(a.size.1))));
+        }
+    }
+    for (name, size) in &options.mesh {
+        match axes.iter_mut().find(|a| a.0 == name) {
+            Some(a) => a.1 = *size,
+            None => {
+                let names: Vec<&str> = axes.iter().map(|a| a.0).collect();
+                let d = Diagnostic::error("E0501", format!("plan `{}` has no mesh axis `{name}`", plan.name.text))
+                    .at(plan.head, "this plan");
+                return Err(match did_you_mean(name, names.iter().copied()) {
+                    Some(n) => d.help(format!("did you mean `{n}`?")),
+                    None => d.help(format!("its axes: {}", names.join(", "))),
+                });
+            }
+        }
+    }
+    let ranks = axes.iter().fold(1u64, |n, a| n.saturating_mul(a.1));
+    let Some(large) = axes.iter().find(|a| a.1 != 1) else { return Ok(()) };
+    let cure: Vec<String> = axes.iter().filter(|a| a.1 != 1).map(|a| format!("{}=1", a.0)).collect();
+    Err(Diagnostic::error("E0507", format!("plan `{}` needs {ranks} ranks, this version runs on one", plan.name.text))
+        .at(large.2, format!("axis `{}` has {} ranks", large.0, large.1))
+        .with_note("a plan changes where a program runs, never what it computes")
+        .help(format!("leave `--plan` out, or shrink the mesh: `--mesh {}`", cure.join(","))))
+}
