@@ -5,6 +5,7 @@
 //! no source text (a data file, a checkpoint). Rendering is in `render`, which alone uses codespan.
 
 pub mod codes;
+pub mod explain;
 pub mod render;
 
 use crate::source::Span;
