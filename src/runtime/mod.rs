@@ -13,6 +13,7 @@ pub mod checkpoint;
 pub mod data;
 pub mod device;
 pub mod error;
+pub mod exec;
 pub mod metrics;
 pub mod stop;
 pub mod tokenizer;

@@ -5,9 +5,10 @@
 
 pub mod arena;
 pub mod code;
+pub mod cpu;
 pub mod gemm;
 pub mod helpers;
 pub mod library;
 mod matrix;
 pub mod pool;
-mod share;
+pub mod share;

@@ -1,0 +1,112 @@
+//! Where the buffers of routines lie in memory.
+
+use super::{RunArgs, Slab};
+use crate::program::{ALIGN, Buffer, BufferId, Place, Program, Routine};
+use crate::runtime::RuntimeError;
+use crate::runtime::device::library::Element;
+use crate::types::DType;
+use crate::with_element;
+
+pub struct Memory {
+    pub params: Vec<Slab>,
+    pub states: Vec<Slab>,
+    pub inputs: Vec<Slab>,
+    constants: Slab,
+    /// Temporaries of the routine that runs.
+    arena: Slab,
+    /// Step and position, one cache line each.
+    cells: Slab,
+}
+
+/// Where a buffer lies.
+#[derive(Clone, Copy)]
+pub enum Spot {
+    Fixed {
+        start: *mut u8,
+        /// One past its last byte in the arena; 0 elsewhere.
+        arena_end: usize,
+    },
+    /// It moves with a loop; see [`Place::Slice`].
+    Slice { base: BufferId, turn: BufferId, offset: i64, stride: i64, bytes: usize, base_bytes: usize },
+}
+
+impl Memory {
+    pub fn new(program: &Program) -> Result<Memory, RuntimeError> {
+        let slabs = |slots: &[crate::program::Slot]| {
+            slots.iter().map(|s| Slab::new(s.bytes(), &format!("`{}`", s.path))).collect::<Result<Vec<Slab>, _>>()
+        };
+        let arena = program.routines.iter().map(|r| r.arena).max().unwrap_or(0);
+        let mut constants = Slab::new(program.constants.len(), "constants")?;
+        constants.bytes_mut().copy_from_slice(&program.constants);
+        Ok(Memory {
+            params: slabs(&program.params)?,
+            states: slabs(&program.states)?,
+            inputs: slabs(&program.inputs)?,
+            constants,
+            arena: Slab::new(arena, "temporary values")?,
+            cells: Slab::new(2 * ALIGN, "cells")?,
+        })
+    }
+
+    pub fn spots(&self, routine: &Routine) -> Vec<Spot> {
+        routine.buffers.iter().map(|b| self.spot(routine, b)).collect()
+    }
+
+    fn spot(&self, routine: &Routine, buffer: &Buffer) -> Spot {
+        let bytes = buffer.bytes();
+        let fixed = |slab: &Slab, offset: usize, arena_end: usize| Spot::Fixed {
+            start: slab.arena.claim(offset, bytes),
+            arena_end,
+        };
+        match buffer.place {
+            Place::Arena(offset) => fixed(&self.arena, offset, offset + bytes),
+            Place::Param(n) => fixed(&self.params[n as usize], 0, 0),
+            Place::State(n) => fixed(&self.states[n as usize], 0, 0),
+            Place::Input(n) => fixed(&self.inputs[n as usize], 0, 0),
+            Place::Constant(offset) => fixed(&self.constants, offset, 0),
+            Place::Step => fixed(&self.cells, 0, 0),
+            Place::Position => fixed(&self.cells, ALIGN, 0),
+            Place::Slice { base, turn, offset, stride } => {
+                Spot::Slice { base, turn, offset, stride, bytes, base_bytes: routine.buffer(base).bytes() }
+            }
+        }
+    }
+
+    pub fn set_cells(&mut self, args: RunArgs) {
+        let cells = self.cells.bytes_mut();
+        cells[..4].copy_from_slice(&(args.step as i32).to_ne_bytes());
+        cells[ALIGN..ALIGN + 4].copy_from_slice(&args.position.to_ne_bytes());
+    }
+
+    /// Where a buffer begins now.
+    pub fn locate(&self, spots: &[Spot], buffer: BufferId) -> *mut u8 {
+        match spots[buffer.index()] {
+            Spot::Fixed { start, .. } => start,
+            Spot::Slice { base, turn, offset, stride, bytes, base_bytes } => {
+                let cell = self.locate(spots, turn).cast::<i32>();
+                // SAFETY: the cell is an I32 of the program.
+                let value = unsafe { cell.read() };
+                let from = offset + i64::from(value) * stride;
+                let inside = usize::try_from(from).is_ok_and(|from| from + bytes <= base_bytes);
+                assert!(inside, "slice {from}..+{bytes} is outside of its buffer of {base_bytes} bytes");
+                // SAFETY: inside of the base, as just checked.
+                unsafe { self.locate(spots, base).offset(from as isize) }
+            }
+        }
+    }
+
+    /// One past the last byte of the arena that a buffer may use; 0 for one outside of the arena.
+    pub fn arena_end(&self, spots: &[Spot], buffer: BufferId) -> usize {
+        match spots[buffer.index()] {
+            Spot::Fixed { arena_end, .. } => arena_end,
+            Spot::Slice { base, .. } => self.arena_end(spots, base),
+        }
+    }
+}
+
+/// The first element of an array as a number.
+pub fn number(dtype: DType, bytes: &[u8]) -> f64 {
+    assert!(bytes.len() >= dtype.bytes(), "an array without elements has no number");
+    // SAFETY: as many bytes as one element has; any bits are an element of these types.
+    with_element!(dtype, E => unsafe { bytes.as_ptr().cast::<E>().read_unaligned() }.value())
+}

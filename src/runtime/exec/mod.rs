@@ -1,0 +1,264 @@
+//! Executes the routines of a program: one step after the other, each on all threads.
+//!
+//! In: a [`Program`]. The executor holds its persistent arrays (parameters, states, inputs), one arena for the
+//! temporaries of whichever routine runs, and its machine code. A run changes parameters and states in place and leaves
+//! its outputs readable until the next one.
+//!
+//! Invariants: everything is allocated when the executor is made, nothing while it runs (the packing buffers inside of the
+//! `gemm` crate excepted); a failed run may leave parameters and states half updated only if the failing step is part of
+//! the update itself.
+//!
+//! Reading order: this file, `memory.rs` (where buffers lie), `run.rs` (steps), `watch.rs` (times, values that are not
+//! finite).
+
+mod memory;
+mod run;
+mod watch;
+
+pub use watch::Timing;
+
+use crate::program::{Action, Gemm, Program, Routine, Step};
+use crate::runtime::RuntimeError;
+use crate::runtime::device::arena::Arena;
+use crate::runtime::device::code::Code;
+use crate::runtime::device::gemm::{Product, SCRATCH};
+use crate::runtime::device::pool::{Pool, default_threads};
+use crate::runtime::device::{cpu, helpers, library};
+use memory::{Memory, Spot};
+use std::sync::Arc;
+use watch::Watch;
+
+/// How to execute.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ExecOptions {
+    /// Threads, the caller included; 0: one for each core.
+    pub threads: usize,
+    /// After every step looks for values that are not finite and stops at the first step that made one.
+    pub check_finite: bool,
+    /// Measures every step.
+    pub timing: bool,
+}
+
+/// What a run may depend on beside parameters, states and inputs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RunArgs {
+    pub seed: u64,
+    /// Number of the step, batch or sample.
+    pub step: u64,
+    /// Position of sampling.
+    pub position: i32,
+}
+
+pub struct Executor {
+    program: Arc<Program>,
+    pool: Pool,
+    code: Code,
+    helpers: [usize; crate::program::Helper::ALL.len()],
+    memory: Memory,
+    /// Where the buffers of each routine lie.
+    spots: Vec<Vec<Spot>>,
+    /// Memory of library kernels and of products that are computed in another type.
+    scratch: Vec<u64>,
+    lists: Lists,
+    watch: Watch,
+    /// One past the last byte of the arena that the current or last run used.
+    high_water: usize,
+}
+
+/// Argument lists of the current step, kept from step to step so that they are not allocated.
+#[derive(Default)]
+struct Lists {
+    pointers: Vec<*mut u8>,
+    scalars: Vec<u64>,
+    batch: Vec<crate::runtime::device::gemm::Extent>,
+    sums: Vec<crate::runtime::device::gemm::Extent>,
+    /// The status cell of kernels.
+    status: Box<u64>,
+}
+
+// SAFETY: the raw pointers in `lists` and `spots` point into memory that the executor owns; they are used only while it
+// is borrowed.
+unsafe impl Send for Executor {}
+
+impl Executor {
+    pub fn new(program: Arc<Program>, options: ExecOptions) -> Result<Executor, RuntimeError> {
+        cpu::supports(&program.code.target).map_err(|why| {
+            RuntimeError::new("E0812", format!("the program cannot run on this machine: {why}"))
+                .help("build the program on this machine")
+        })?;
+        let threads = if options.threads == 0 { default_threads() } else { options.threads };
+        let pool = Pool::new(threads);
+        let code = Code::new(&program.code.bytes)
+            .ok_or_else(|| RuntimeError::new("E0811", "the system refuses memory for machine code"))?;
+        let memory = Memory::new(&program)?;
+        let spots = program.routines.iter().map(|r| memory.spots(r)).collect();
+        let mut need = Need::default();
+        program.routines.iter().for_each(|r| need.steps(&r.steps, pool.threads()));
+        let lists = Lists {
+            pointers: Vec::with_capacity(need.args),
+            scalars: Vec::with_capacity(need.keys + 1),
+            batch: Vec::with_capacity(need.dims),
+            sums: Vec::with_capacity(need.dims),
+            status: Box::new(0),
+        };
+        Ok(Executor {
+            helpers: helpers::table(),
+            scratch: vec![0; need.scratch.div_ceil(8)],
+            watch: Watch::new(&program, options),
+            program,
+            pool,
+            code,
+            memory,
+            spots,
+            lists,
+            high_water: 0,
+        })
+    }
+
+    pub fn program(&self) -> &Arc<Program> {
+        &self.program
+    }
+
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// The number of a routine.
+    pub fn routine(&self, name: &str) -> Option<usize> {
+        self.program.routines.iter().position(|r| r.name == name)
+    }
+
+    // ---- persistent arrays, as bytes in native order, row-major in their slot's shape
+
+    pub fn param(&self, n: usize) -> &[u8] {
+        self.memory.params[n].bytes()
+    }
+
+    pub fn param_mut(&mut self, n: usize) -> &mut [u8] {
+        self.memory.params[n].bytes_mut()
+    }
+
+    pub fn state(&self, n: usize) -> &[u8] {
+        self.memory.states[n].bytes()
+    }
+
+    pub fn state_mut(&mut self, n: usize) -> &mut [u8] {
+        self.memory.states[n].bytes_mut()
+    }
+
+    pub fn input_mut(&mut self, n: usize) -> &mut [u8] {
+        self.memory.inputs[n].bytes_mut()
+    }
+
+    // ---- running
+
+    /// Runs a routine once.
+    pub fn run(&mut self, routine: usize, args: RunArgs) -> Result<(), RuntimeError> {
+        self.high_water = 0;
+        self.memory.set_cells(args);
+        self.watch.begin(routine);
+        let program = self.program.clone();
+        self.steps(routine, &program.routines[routine].steps, args, &mut 0)?;
+        self.finish_watch(routine)
+    }
+
+    /// Bytes of an output of the routine that ran last.
+    pub fn output(&self, routine: usize, n: usize) -> &[u8] {
+        let r = &self.program.routines[routine];
+        let buffer = r.outputs[n].buffer;
+        let bytes = r.buffer(buffer).bytes();
+        // SAFETY: the buffer lies in memory that the executor owns, and no run is under way.
+        unsafe { std::slice::from_raw_parts(self.memory.locate(&self.spots[routine], buffer), bytes) }
+    }
+
+    /// A scalar output as a number (of an array its first element).
+    pub fn scalar(&self, routine: usize, n: usize) -> f64 {
+        let r = &self.program.routines[routine];
+        let dtype = r.buffer(r.outputs[n].buffer).dtype;
+        memory::number(dtype, self.output(routine, n))
+    }
+
+    // ---- reports
+
+    /// One past the last byte of the arena that the last run used.
+    pub fn high_water(&self) -> usize {
+        self.high_water
+    }
+
+    /// Bytes that the executor holds beside the arena and the persistent arrays.
+    pub fn scratch_bytes(&self) -> usize {
+        self.scratch.len() * 8
+    }
+
+    /// Times of all steps of a routine so far, in order (those of loop bodies after their loop).
+    pub fn timings(&self, routine: usize) -> Vec<Timing> {
+        self.watch.timings(&self.program, routine)
+    }
+}
+
+/// What steps need beside their buffers.
+#[derive(Default)]
+struct Need {
+    args: usize,
+    keys: usize,
+    dims: usize,
+    scratch: usize,
+}
+
+impl Need {
+    fn steps(&mut self, steps: &[Step], threads: usize) {
+        for step in steps {
+            match &step.action {
+                Action::Launch(launch) => {
+                    self.args = self.args.max(launch.args.len());
+                    self.keys = self.keys.max(launch.keys.len());
+                }
+                Action::Gemm(Gemm { batch, sums, dtype, out, .. }) => {
+                    self.dims = self.dims.max(batch.len()).max(sums.len());
+                    if Product::needs_scratch(*dtype, *out) {
+                        self.scratch = self.scratch.max(SCRATCH * threads);
+                    }
+                }
+                Action::Library(call) => self.scratch = self.scratch.max(library::scratch_bytes(call)),
+                Action::Copy { .. } => {}
+                Action::Loop(l) => self.steps(&l.body, threads),
+            }
+        }
+    }
+}
+
+/// A zeroed array that lives as long as the executor.
+struct Slab {
+    arena: Arena,
+}
+
+impl Slab {
+    fn new(bytes: usize, what: &str) -> Result<Slab, RuntimeError> {
+        let arena = Arena::new(bytes).ok_or_else(|| {
+            RuntimeError::new("E0811", format!("out of memory: {bytes} bytes for {what}"))
+                .help("use a smaller batch or model, or `precision bf16`")
+        })?;
+        Ok(Slab { arena })
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: all bytes of the arena are initialised, and runs borrow the executor exclusively.
+        unsafe { std::slice::from_raw_parts(self.arena.base(), self.arena.len()) }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above; the borrow is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.arena.base(), self.arena.len()) }
+    }
+}
+
+/// The source of a step for messages: `file:line:column`, or nothing.
+fn place(program: &Program, source: crate::program::SourceId) -> Option<String> {
+    let source = program.sources.get(source.0 as usize)?;
+    (!source.file.is_empty()).then(|| format!("{}:{}:{}", source.file, source.line, source.column))
+}
+
+/// Internal errors name the step.
+fn broken(routine: &Routine, step: &Step, why: &str) -> RuntimeError {
+    RuntimeError::internal(format!("step `{}` of `{}`: {why}", step.label, routine.name))
+}

@@ -1,0 +1,251 @@
+//! The steps of a routine.
+
+use super::{Executor, RunArgs, broken, place};
+use crate::program::{Action, BatchDim, BufferId, Failure, Gemm, Key, Launch, Library, Loop, Routine, Step};
+use crate::runtime::RuntimeError;
+use crate::runtime::device::gemm::{Extent, Product};
+use crate::runtime::device::library::{self, Draw, Scatter};
+use crate::runtime::device::pool::Pool;
+use crate::runtime::device::share::Shared;
+use crate::types::rng;
+use crate::with_element;
+use std::time::Instant;
+
+/// Bytes of a copy that are worth a thread.
+const COPY_LEAST: usize = 1 << 18;
+/// Most loops around one draw.
+const MAX_TURNS: usize = 16;
+
+impl Executor {
+    /// Runs steps; `number` counts them through all loop bodies, for times.
+    pub(super) fn steps(
+        &mut self,
+        routine: usize,
+        steps: &[Step],
+        args: RunArgs,
+        number: &mut usize,
+    ) -> Result<(), RuntimeError> {
+        for step in steps {
+            let own = *number;
+            *number += 1;
+            let start = self.watch.timing().then(Instant::now);
+            self.watch_before(routine, step);
+            self.note_arena(routine, step);
+            let result = match &step.action {
+                Action::Launch(launch) => self.launch(routine, launch, args),
+                Action::Gemm(gemm) => self.gemm(routine, gemm),
+                Action::Copy { from, to } => self.copy(routine, *from, *to),
+                Action::Library(call) => self.library(routine, call, args),
+                Action::Loop(l) => {
+                    self.run_loop(routine, l, args, number)?;
+                    Ok(())
+                }
+            };
+            if let Err(why) = result {
+                return Err(broken(&self.program.routines[routine], step, &why));
+            }
+            if let Some(failure) = Failure::of_cell(std::mem::take(&mut *self.lists.status)) {
+                return Err(self.out_of_range(failure));
+            }
+            if let Some(start) = start {
+                self.watch.measure(routine, own, start.elapsed());
+            }
+            self.watch_after(routine, step)?;
+        }
+        Ok(())
+    }
+
+    fn at(&self, routine: usize, buffer: BufferId) -> *mut u8 {
+        self.memory.locate(&self.spots[routine], buffer)
+    }
+
+    fn note_arena(&mut self, routine: usize, step: &Step) {
+        let (memory, spots) = (&self.memory, &self.spots[routine]);
+        let mut end = self.high_water;
+        step.action.accesses(|buffer, _| end = end.max(memory.arena_end(spots, buffer)));
+        self.high_water = end;
+    }
+
+    fn out_of_range(&self, failure: Failure) -> RuntimeError {
+        let Some(site) = self.program.sites.get(failure.site as usize) else {
+            return RuntimeError::internal(format!("a check without a site, number {}", failure.site));
+        };
+        let message = format!("index {} is out of range for dim `{}` of size {}", failure.value, site.dim, site.size);
+        let mut error = RuntimeError::new("E0809", message).help(format!(
+            "indices of `{}` are 0 to {}",
+            site.dim,
+            site.size.saturating_sub(1)
+        ));
+        error.place = place(&self.program, site.source);
+        error
+    }
+
+    // ---- actions
+
+    fn launch(&mut self, routine: usize, launch: &Launch, args: RunArgs) -> Result<(), String> {
+        let mut pointers = std::mem::take(&mut self.lists.pointers);
+        let mut scalars = std::mem::take(&mut self.lists.scalars);
+        pointers.clear();
+        pointers.extend(launch.args.iter().map(|a| self.at(routine, a.buffer)));
+        scalars.clear();
+        scalars.extend(launch.keys.iter().map(|k| self.key(routine, k, args)));
+        scalars.push(&raw mut *self.lists.status as u64);
+        let entry = self.program.code.functions[launch.function as usize] as usize;
+        // SAFETY: the program's compiler has put a kernel there, for a processor that has been checked.
+        let kernel = unsafe { self.code.kernel(entry) };
+        let (buffers, numbers, helpers) =
+            (Shared(pointers.as_mut_ptr()), Shared(scalars.as_mut_ptr()), Shared(self.helpers.as_mut_ptr()));
+        let result = self.pool.split(launch.rows, launch.grain, &|begin, end| {
+            // SAFETY: buffers hold all that the kernel accesses, and its rows are independent: invariants of a program.
+            unsafe { kernel(buffers.get(), numbers.get(), helpers.get(), begin as u64, end as u64) }
+        });
+        self.lists.pointers = pointers;
+        self.lists.scalars = scalars;
+        result
+    }
+
+    fn key(&self, routine: usize, key: &Key, args: RunArgs) -> u64 {
+        let mut turns = [0; MAX_TURNS];
+        for (turn, cell) in turns.iter_mut().zip(&key.turns) {
+            // SAFETY: the cell is an I32 of the program.
+            *turn = unsafe { self.at(routine, *cell).cast::<i32>().read() };
+        }
+        rng::key(args.seed, args.step, key.stream, rng::turns(&turns[..key.turns.len()]))
+    }
+
+    fn gemm(&mut self, routine: usize, gemm: &Gemm) -> Result<(), String> {
+        let mut batch = std::mem::take(&mut self.lists.batch);
+        let mut sums = std::mem::take(&mut self.lists.sums);
+        let extent = |d: &BatchDim| Extent { size: d.extent, a: d.a, b: d.b, c: d.c };
+        batch.clear();
+        batch.extend(gemm.batch.iter().map(extent));
+        sums.clear();
+        sums.extend(gemm.sums.iter().map(extent));
+        let product = Product {
+            batch: &batch,
+            sums: &sums,
+            m: Extent { size: gemm.m, a: gemm.a.rows, b: 0, c: gemm.c.rows },
+            n: Extent { size: gemm.n, a: 0, b: gemm.b.cols, c: gemm.c.cols },
+            k: Extent { size: gemm.k, a: gemm.a.cols, b: gemm.b.rows, c: 0 },
+            accumulate: gemm.accumulate,
+            dtype: gemm.dtype,
+            out: gemm.out,
+        };
+        let (read, written) = (gemm.dtype.bytes(), gemm.out.bytes());
+        // SAFETY: buffers hold all that the product reaches and c is apart from a and b: invariants of a program.
+        let result = unsafe {
+            let a = self.at(routine, gemm.a.buffer).add(gemm.a.offset * read);
+            let b = self.at(routine, gemm.b.buffer).add(gemm.b.offset * read);
+            let c = self.at(routine, gemm.c.buffer).add(gemm.c.offset * written);
+            product.run(&self.pool, a, b, c, &mut self.scratch)
+        };
+        self.lists.batch = batch;
+        self.lists.sums = sums;
+        result
+    }
+
+    fn copy(&mut self, routine: usize, from: BufferId, to: BufferId) -> Result<(), String> {
+        let bytes = self.program.routines[routine].buffer(from).bytes();
+        let (from, to) = (self.at(routine, from), self.at(routine, to));
+        if from == to {
+            return Ok(());
+        }
+        copy(&self.pool, from, to, bytes)
+    }
+
+    fn run_loop(&mut self, routine: usize, l: &Loop, args: RunArgs, number: &mut usize) -> Result<(), RuntimeError> {
+        let first = *number;
+        for n in 0..l.trip {
+            let turn = if l.reverse { l.trip - 1 - n } else { n };
+            // SAFETY: the cell is an I32 of the program.
+            unsafe { self.at(routine, l.turn).cast::<i32>().write(turn as i32) };
+            *number = first;
+            self.steps(routine, &l.body, args, number)?;
+            for (from, to) in &l.moves {
+                self.copy(routine, *from, *to).map_err(RuntimeError::internal)?;
+            }
+        }
+        *number = first + count(&l.body);
+        Ok(())
+    }
+
+    fn library(&mut self, routine: usize, call: &Library, args: RunArgs) -> Result<(), String> {
+        let program = self.program.clone();
+        let r = &program.routines[routine];
+        match call {
+            Library::ArgSort { x, out, n, .. } => {
+                let out = self.elements_mut::<i32>(r, routine, *out);
+                with_element!(r.buffer(*x).dtype, E => {
+                    library::arg_sort(&self.pool, self.elements::<E>(r, routine, *x), out, *n)
+                })
+            }
+            Library::TopK { x, out, n, k, .. } => {
+                let out = self.elements_mut::<i32>(r, routine, *out);
+                with_element!(r.buffer(*x).dtype, E => {
+                    library::top_k(&self.pool, self.elements::<E>(r, routine, *x), out, *n, *k)
+                })
+            }
+            Library::PackPlace { index, out, n, limit, .. } => {
+                let out = self.elements_mut::<i32>(r, routine, *out);
+                let index = self.elements::<i32>(r, routine, *index);
+                library::pack_place(index, out, *n, *limit, &mut self.scratch);
+                Ok(())
+            }
+            Library::Draw { logits, out, n, top_k, top_p, key, .. } => {
+                let how = Draw { top_k: *top_k as usize, top_p: *top_p, key: self.key(routine, key, args) };
+                let out = self.elements_mut::<i32>(r, routine, *out);
+                with_element!(r.buffer(*logits).dtype, E => {
+                    library::draw(self.elements::<E>(r, routine, *logits), out, *n, how, &mut self.scratch[..2 * n]);
+                });
+                Ok(())
+            }
+            Library::Scatter { kind, x, index, out, batch, m, targets, width } => {
+                let shape = Scatter { kind: *kind, batch: *batch, m: *m, targets: *targets, width: *width };
+                let index = self.elements::<i32>(r, routine, *index);
+                with_element!(r.buffer(*x).dtype, E => {
+                    let x = self.elements::<E>(r, routine, *x);
+                    let out = self.elements_mut::<E>(r, routine, *out);
+                    library::scatter(&self.pool, shape, x, index, out, &mut self.scratch[..targets + 1 + m])
+                })
+            }
+        }
+    }
+
+    /// The elements of a buffer. The lifetime is not that of a borrow of the executor: steps use its other parts at the same
+    /// time.
+    fn elements<'m, T>(&self, r: &Routine, routine: usize, buffer: BufferId) -> &'m [T] {
+        let n = r.buffer(buffer).elements;
+        // SAFETY: memory of the executor, which outlives the step; elements of `T` by the buffer's dtype.
+        unsafe { std::slice::from_raw_parts(self.at(routine, buffer).cast(), n) }
+    }
+
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "buffers that a step writes are apart from all others, by the program's plan"
+    )]
+    fn elements_mut<'m, T>(&self, r: &Routine, routine: usize, buffer: BufferId) -> &'m mut [T] {
+        let n = r.buffer(buffer).elements;
+        // SAFETY: as above; nothing else refers to what a step writes.
+        unsafe { std::slice::from_raw_parts_mut(self.at(routine, buffer).cast(), n) }
+    }
+}
+
+/// Copies bytes between places that do not overlap.
+fn copy(pool: &Pool, from: *mut u8, to: *mut u8, bytes: usize) -> Result<(), String> {
+    let (from, to) = (Shared(from), Shared(to));
+    pool.split(bytes, COPY_LEAST, &|begin, end| {
+        // SAFETY: both are buffers of `bytes` bytes.
+        unsafe { std::ptr::copy_nonoverlapping(from.get().add(begin), to.get().add(begin), end - begin) }
+    })
+}
+
+/// Steps, those of loop bodies included.
+pub(super) fn count(steps: &[Step]) -> usize {
+    steps
+        .iter()
+        .map(|step| match &step.action {
+            Action::Loop(l) => 1 + count(&l.body),
+            _ => 1,
+        })
+        .sum()
+}

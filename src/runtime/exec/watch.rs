@@ -1,0 +1,172 @@
+//! Looks on while steps run: how long they take, and which is the first to make a value that is not finite.
+
+use super::run::count;
+use super::{ExecOptions, Executor, place};
+use crate::program::{Action, BufferId, OutputKind, Program, SourceId, Step};
+use crate::runtime::RuntimeError;
+use crate::runtime::device::library::Element;
+use crate::with_element;
+use std::time::Duration;
+
+/// Time spent in one step so far.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Timing {
+    pub label: String,
+    pub source: SourceId,
+    pub runs: u64,
+    pub time: Duration,
+}
+
+pub struct Watch {
+    check_finite: bool,
+    /// For each routine and step: runs and time. Empty where nothing is measured.
+    times: Vec<Vec<(u64, Duration)>>,
+    /// What the step under way is about to write, as it was before.
+    before: Vec<(BufferId, Vec<u8>)>,
+    /// The first step of this run that made an infinity of finite operands.
+    infinite: Option<Bad>,
+}
+
+/// A value that is not finite.
+struct Bad {
+    value: f64,
+    element: usize,
+    buffer: String,
+    label: String,
+    source: SourceId,
+}
+
+impl Watch {
+    pub fn new(program: &Program, options: ExecOptions) -> Watch {
+        let times = match options.timing {
+            true => program.routines.iter().map(|r| vec![(0, Duration::ZERO); count(&r.steps)]).collect(),
+            false => Vec::new(),
+        };
+        Watch { check_finite: options.check_finite, times, before: Vec::new(), infinite: None }
+    }
+
+    pub fn begin(&mut self, _routine: usize) {
+        self.infinite = None;
+    }
+
+    pub fn timing(&self) -> bool {
+        !self.times.is_empty()
+    }
+
+    pub fn measure(&mut self, routine: usize, step: usize, time: Duration) {
+        let (runs, total) = &mut self.times[routine][step];
+        *runs += 1;
+        *total += time;
+    }
+
+    pub fn timings(&self, program: &Program, routine: usize) -> Vec<Timing> {
+        fn collect(steps: &[Step], times: &mut std::slice::Iter<(u64, Duration)>, all: &mut Vec<Timing>) {
+            for step in steps {
+                let Some((runs, time)) = times.next() else { return };
+                all.push(Timing { label: step.label.clone(), source: step.source, runs: *runs, time: *time });
+                if let Action::Loop(l) = &step.action {
+                    collect(&l.body, times, all);
+                }
+            }
+        }
+        let mut all = Vec::new();
+        if let Some(times) = self.times.get(routine) {
+            collect(&program.routines[routine].steps, &mut times.iter(), &mut all);
+        }
+        all
+    }
+}
+
+impl Executor {
+    /// Keeps what the step is about to overwrite: only elements that it changes are its own doing, since it need not write
+    /// all of a buffer.
+    pub(super) fn watch_before(&mut self, routine: usize, step: &Step) {
+        if !self.watch.check_finite {
+            return;
+        }
+        let r = &self.program.routines[routine];
+        let (memory, spots) = (&self.memory, &self.spots[routine]);
+        let mut before = Vec::new();
+        step.action.accesses(|buffer, access| {
+            if access.writes() && r.buffer(buffer).dtype.is_float() {
+                let start = memory.locate(spots, buffer);
+                // SAFETY: a buffer of the executor; no step is under way.
+                let bytes = unsafe { std::slice::from_raw_parts(start, r.buffer(buffer).bytes()) };
+                before.push((buffer, bytes.to_vec()));
+            }
+        });
+        self.watch.before = before;
+    }
+
+    /// Stops at the first NaN; notes the first infinity.
+    pub(super) fn watch_after(&mut self, routine: usize, step: &Step) -> Result<(), RuntimeError> {
+        if !self.watch.check_finite {
+            return Ok(());
+        }
+        let program = self.program.clone();
+        let r = &program.routines[routine];
+        let before = std::mem::take(&mut self.watch.before);
+        for (buffer, before) in &before {
+            let dtype = r.buffer(*buffer).dtype;
+            let start = self.memory.locate(&self.spots[routine], *buffer);
+            // SAFETY: a buffer of the executor; no step is under way.
+            let now = unsafe { std::slice::from_raw_parts(start, before.len()) };
+            let bad = with_element!(dtype, E => {
+                let size = std::mem::size_of::<E>();
+                let changed = |i: usize| now[i * size..(i + 1) * size] != before[i * size..(i + 1) * size];
+                // SAFETY: elements of the buffer's own type.
+                let values = unsafe { std::slice::from_raw_parts(start.cast::<E>(), now.len() / size) };
+                let find = |wanted: fn(f64) -> bool| {
+                    values.iter().map(|x| x.value()).enumerate().find(|(i, x)| wanted(*x) && changed(*i))
+                };
+                find(f64::is_nan).or_else(|| find(f64::is_infinite))
+            });
+            let Some((element, value)) = bad else { continue };
+            let bad = Bad {
+                value,
+                element,
+                buffer: r.buffer(*buffer).name.clone(),
+                label: step.label.clone(),
+                source: step.source,
+            };
+            if value.is_nan() {
+                let origin = self.watch.infinite.take();
+                let mut error = self.not_finite(&bad);
+                if let Some(origin) = origin {
+                    error = error.note(self.describe(&origin));
+                }
+                return Err(error);
+            }
+            self.watch.infinite.get_or_insert(bad);
+        }
+        Ok(())
+    }
+
+    /// At the end of a run: an infinity matters (it is often a mask) only if it reached a loss or metric.
+    pub(super) fn finish_watch(&mut self, routine: usize) -> Result<(), RuntimeError> {
+        if self.watch.infinite.is_none() {
+            return Ok(());
+        }
+        let outputs = &self.program.routines[routine].outputs;
+        let spoilt = (0..outputs.len())
+            .filter(|n| outputs[*n].kind != OutputKind::Value && outputs[*n].shape.is_empty())
+            .any(|n| !self.scalar(routine, n).is_finite());
+        match self.watch.infinite.take() {
+            Some(bad) if spoilt => Err(self.not_finite(&bad)),
+            _ => Ok(()),
+        }
+    }
+
+    fn not_finite(&self, bad: &Bad) -> RuntimeError {
+        let mut error = RuntimeError::new("E0810", self.describe(bad));
+        error.place = place(&self.program, bad.source);
+        error
+    }
+
+    fn describe(&self, bad: &Bad) -> String {
+        let scope = self.program.sources.get(bad.source.0 as usize).map_or("", |s| s.scope.as_str());
+        let within = if scope.is_empty() { String::new() } else { format!(" in `{scope}`") };
+        let Bad { value, element, buffer, label, .. } = bad;
+        format!("`{label}`{within} gave {value} at element {element} of `{buffer}`")
+    }
+}
