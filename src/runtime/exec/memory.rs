@@ -23,7 +23,7 @@ pub struct Memory {
 pub enum Spot {
     Fixed {
         start: *mut u8,
-        /// One past its last byte in the arena; 0 elsewhere.
+        /// One past its last cache line in the arena, as the plan counts; 0 elsewhere.
         arena_end: usize,
     },
     /// It moves with a loop; see [`Place::Slice`].
@@ -59,7 +59,7 @@ impl Memory {
             arena_end,
         };
         match buffer.place {
-            Place::Arena(offset) => fixed(&self.arena, offset, offset + bytes),
+            Place::Arena(offset) => fixed(&self.arena, offset, (offset + bytes).next_multiple_of(ALIGN)),
             Place::Param(n) => fixed(&self.params[n as usize], 0, 0),
             Place::State(n) => fixed(&self.states[n as usize], 0, 0),
             Place::Input(n) => fixed(&self.inputs[n as usize], 0, 0),
@@ -95,7 +95,7 @@ impl Memory {
         }
     }
 
-    /// One past the last byte of the arena that a buffer may use; 0 for one outside of the arena.
+    /// One past the last cache line of the arena that a buffer may use; 0 for one outside of the arena.
     pub fn arena_end(&self, spots: &[Spot], buffer: BufferId) -> usize {
         match spots[buffer.index()] {
             Spot::Fixed { arena_end, .. } => arena_end,

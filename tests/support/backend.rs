@@ -1,0 +1,96 @@
+//! Runs graphs on the CPU backend, with operands and results as the interpreter's tensors.
+
+use half::{bf16, f16};
+use partita::codegen::cpu::Target;
+use partita::interp::{Env, Tensor};
+use partita::ir::{Graph, OutputKind as Kind};
+use partita::kernel::{Module, Options};
+use partita::memory;
+use partita::program::Program;
+use partita::runtime::RuntimeError;
+use partita::runtime::exec::{ExecOptions, Executor, RunArgs};
+use partita::source::SourceMap;
+use partita::types::DType;
+use std::sync::Arc;
+
+/// A buffer as bytes.
+pub fn pack(dtype: DType, values: &[f64]) -> Vec<u8> {
+    values
+        .iter()
+        .flat_map(|&x| match dtype {
+            DType::Bool => vec![u8::from(x != 0.0)],
+            DType::I32 => (x as i32).to_le_bytes().to_vec(),
+            DType::F16 => f16::from_f64(x).to_le_bytes().to_vec(),
+            DType::BF16 => bf16::from_f64(x).to_le_bytes().to_vec(),
+            DType::F32 => (x as f32).to_le_bytes().to_vec(),
+            DType::F64 => x.to_le_bytes().to_vec(),
+        })
+        .collect()
+}
+
+pub fn unpack(dtype: DType, bytes: &[u8]) -> Vec<f64> {
+    bytes
+        .chunks_exact(dtype.bytes())
+        .map(|c| match dtype {
+            DType::Bool => f64::from(c[0]),
+            DType::I32 => f64::from(i32::from_le_bytes(c.try_into().unwrap())),
+            DType::F16 => f16::from_le_bytes(c.try_into().unwrap()).to_f64(),
+            DType::BF16 => bf16::from_le_bytes(c.try_into().unwrap()).to_f64(),
+            DType::F32 => f64::from(f32::from_le_bytes(c.try_into().unwrap())),
+            DType::F64 => f64::from_le_bytes(c.try_into().unwrap()),
+        })
+        .collect()
+}
+
+/// A program of one routine.
+pub fn compile(graph: &Graph, options: &Options) -> Program {
+    let texts = SourceMap::default();
+    let mut module = Module::new(&texts);
+    module.add("test", graph, options);
+    let (mut program, kernels) = (module.program, module.kernels);
+    program.routines.iter_mut().for_each(memory::plan);
+    program.code = Target::host().expect("a supported processor").compile(&kernels, 2).expect("compiles");
+    program
+}
+
+pub fn executor(program: &Arc<Program>, env: &Env, options: ExecOptions) -> Executor {
+    let mut exec = Executor::new(program.clone(), options).expect("an executor");
+    for (n, t) in env.params.iter().enumerate() {
+        exec.param_mut(n).copy_from_slice(&pack(program.params[n].dtype, &t.data));
+    }
+    for (n, t) in env.states.iter().enumerate() {
+        exec.state_mut(n).copy_from_slice(&pack(program.states[n].dtype, &t.data));
+    }
+    for (n, t) in env.inputs.iter().enumerate() {
+        exec.input_mut(n).copy_from_slice(&pack(program.inputs[n].dtype, &t.data));
+    }
+    exec
+}
+
+/// Runs the only routine; results in the order of the graph's outputs.
+pub fn run(exec: &mut Executor, graph: &Graph, env: &Env) -> Result<Vec<Tensor>, RuntimeError> {
+    exec.run(0, RunArgs { seed: env.seed, step: env.step, position: env.position })?;
+    assert_eq!(exec.high_water(), exec.program().routines[0].arena, "high-water mark against the plan");
+    let program = exec.program().clone();
+    let mut values = 0..;
+    Ok(graph
+        .outputs
+        .iter()
+        .map(|o| match o.kind {
+            Kind::Param(p) | Kind::InitParam(p) => {
+                let slot = &program.params[p.index()];
+                Tensor::new(slot.dtype, slot.shape.clone(), unpack(slot.dtype, exec.param(p.index())))
+            }
+            Kind::State(s) | Kind::InitState(s) => {
+                let slot = &program.states[s.index()];
+                Tensor::new(slot.dtype, slot.shape.clone(), unpack(slot.dtype, exec.state(s.index())))
+            }
+            Kind::Loss | Kind::Metric | Kind::Value => {
+                let n = values.next().expect("endless");
+                let out = &program.routines[0].outputs[n];
+                let dtype = program.routines[0].buffer(out.buffer).dtype;
+                Tensor::new(dtype, out.shape.clone(), unpack(dtype, exec.output(0, n)))
+            }
+        })
+        .collect())
+}
