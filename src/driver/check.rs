@@ -106,7 +106,10 @@ fn walk(
     let mut facts: Option<(ModelFacts, Vec<String>)> = None;
     for mode in [Mode::TRAIN, Mode::EVAL] {
         let mut e = Elab::new(program, settings.clone(), mode, DType::F32);
-        e.model(at);
+        let root = e.model(at);
+        if mode == Mode::EVAL && !e.failed() {
+            e.check_weights(at, root);
+        }
         used.extend(std::mem::take(&mut e.used_defs));
         names.extend(std::mem::take(&mut e.used_names));
         let failed = e.failed();

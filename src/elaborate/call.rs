@@ -364,6 +364,7 @@ impl<'a> Elab<'a> {
             children: Default::default(),
             params: Default::default(),
             states: Default::default(),
+            dims: Default::default(),
             updates: Default::default(),
             span,
             calls: 0,

@@ -191,6 +191,9 @@ impl<'a> Elab<'a> {
         for id in &set.ids {
             self.dim_spans.entry(*id).or_insert(def.name.span);
         }
+        if let Some(id) = self.frame().instance {
+            self.instance(id).dims.insert(def.name.text.clone(), (set.clone(), def.name.span));
+        }
         self.frame().dims.insert(def.name.text.clone(), (set, def.name.span));
     }
 

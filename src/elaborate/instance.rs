@@ -1,6 +1,6 @@
 //! Instances of layers: their paths, children, parameters and states.
 
-use super::value::StaticVal;
+use super::value::{DimSet, StaticVal};
 use crate::ir::{ParamId, StateId};
 use crate::resolve::ItemRef;
 use crate::source::Span;
@@ -19,6 +19,8 @@ pub struct Instance {
     pub children: IndexMap<String, InstanceId>,
     pub params: IndexMap<String, ParamId>,
     pub states: IndexMap<String, StateId>,
+    /// Local dims of its body, for `weights` items.
+    pub dims: IndexMap<String, (DimSet, Span)>,
     /// Where a state was updated, by name.
     pub updates: IndexMap<String, Span>,
     pub span: Span,

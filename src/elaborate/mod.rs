@@ -24,6 +24,7 @@ pub mod settings;
 pub mod stmt;
 pub mod train;
 pub mod value;
+pub mod weights;
 
 use crate::check::constant::Const;
 use crate::diag::{Diagnostic, Sink};

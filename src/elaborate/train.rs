@@ -332,7 +332,7 @@ impl<'a> Elab<'a> {
     }
 
     /// Parameters that a selector names; `taken` are those that earlier optimizers own.
-    fn select(&mut self, s: &'a Select, all: &[ParamId], taken: &[ParamId]) -> Vec<ParamId> {
+    pub fn select(&mut self, s: &'a Select, all: &[ParamId], taken: &[ParamId]) -> Vec<ParamId> {
         let mut out: Vec<ParamId> = Vec::new();
         for t in &s.terms {
             let found: Vec<ParamId> = all.iter().copied().filter(|p| self.matches(&t.kind, *p, taken)).collect();
@@ -692,6 +692,7 @@ impl<'a> Elab<'a> {
             children: Default::default(),
             params: Default::default(),
             states: Default::default(),
+            dims: Default::default(),
             updates: Default::default(),
             span,
             calls: 0,
