@@ -180,15 +180,13 @@ mod tests {
             assert!(matches!(SafeFile::open(&path), Err(Fault::Damaged(_))), "cut at {cut}");
         }
         for at in 0..good.len() {
-            for with in [0, 0xff, b'"', b'9', b']'] {
-                let mut bad = good.clone();
-                bad[at] = with;
-                std::fs::write(&path, &bad).unwrap();
-                let Ok(file) = SafeFile::open(&path) else { continue };
-                let mut bytes = vec![];
-                for name in file.names() {
-                    file.read(name, &mut bytes).unwrap();
-                }
+            let mut bad = good.clone();
+            bad[at] = [0, 0xff, b'"', b'9', b']'][at % 5];
+            std::fs::write(&path, &bad).unwrap();
+            let Ok(file) = SafeFile::open(&path) else { continue };
+            let mut bytes = vec![];
+            for name in file.names() {
+                file.read(name, &mut bytes).unwrap();
             }
         }
     }

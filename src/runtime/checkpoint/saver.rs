@@ -90,13 +90,11 @@ impl Saver {
     /// Starts to write; waits for the save before, whose outcome is returned.
     pub fn save(&mut self, snapshot: Snapshot) -> Option<Result<Saved>> {
         let before = self.finish();
-        match self.jobs.as_ref().map(|jobs| jobs.send(snapshot)) {
-            Some(Ok(())) => {
-                self.busy = true;
-                before
-            }
-            _ => before.or(Some(Err(RuntimeError::internal("the saving thread has ended")))),
+        self.busy = self.jobs.as_ref().is_some_and(|jobs| jobs.send(snapshot).is_ok());
+        if self.busy {
+            return before;
         }
+        before.or(Some(Err(RuntimeError::internal("the saving thread has ended"))))
     }
 
     /// The outcome of a save that has ended since it was last asked for.

@@ -235,9 +235,10 @@ mod tests {
     fn no_mutation_of_a_header_panics() {
         let good = write("<f4", true, &[2, 3], &[1; 24]);
         for at in 0..good.len() - 24 {
-            for with in [0, b'\'', b'(', b')', b',', b'9', b'{', 0xff, b' '] {
+            // two of them at each byte, all of them often
+            for k in 0..2 {
                 let mut bad = good.clone();
-                bad[at] = with;
+                bad[at] = [0, b'\'', b'(', b')', b',', b'9', b'{', 0xff, b' '][(at * 2 + k) % 9];
                 if let Ok(array) = open(&bad) {
                     values(&array);
                 }
