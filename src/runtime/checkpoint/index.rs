@@ -23,7 +23,7 @@ pub struct Index {
     pub fingerprint: String,
     /// The numbering of characters, for models of `chars`.
     pub chars: Option<CharTable>,
-    /// Whatever else the caller keeps.
+    /// Whatever else the caller keeps. Floats in it may lose their last bit; state belongs into tensors.
     pub extra: serde_json::Value,
     pub files: Vec<FileEntry>,
     /// Per group in the caller's order.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::index::{Index, NAME};
+use super::index::{Index, NAME, TensorEntry};
 use super::safefile::{Fault, SafeFile};
 use super::save::{REPLACED, directory_name};
 use super::tensor::{Tensor, TensorInfo, stored_type};
@@ -163,6 +163,13 @@ impl Checkpoint {
                     if len != listed.bytes {
                         let why = format!("has {len} bytes instead of {}", listed.bytes);
                         return Err(fault(Fault::Damaged(why)));
+                    }
+                    let crc_of = |name: &str| {
+                        let here = |t: &&TensorEntry| t.file == entry.file && t.info.name == name;
+                        self.index.tensors.iter().find(here).map(|t| t.crc32)
+                    };
+                    if file.checksum(crc_of) != Some(listed.crc32) {
+                        return Err(fault(Fault::Damaged("is damaged: its header has another checksum".into())));
                     }
                     file
                 }

@@ -64,6 +64,8 @@ pub fn write(path: &Path, tensors: &[TensorView]) -> std::io::Result<Written> {
 pub struct SafeFile {
     path: PathBuf,
     file: File,
+    /// Checksum of all that precedes the data, which begins at `data`.
+    head: u32,
     data: u64,
     /// In the order of the data.
     tensors: IndexMap<String, StoredInfo>,
@@ -87,12 +89,15 @@ impl SafeFile {
         }
         let mut size = [0; 8];
         file.read_exact_at(&mut size, 0).map_err(Fault::Unreadable)?;
+        let mut head = Hasher::new();
+        head.update(&size);
         let size = u64::from_le_bytes(size);
         if size > HEADER_LIMIT || size > len - 8 {
             return Err(damaged("is truncated or no safetensors file".into()));
         }
         let mut header = vec![0; size as usize];
         file.read_exact_at(&mut header, 8).map_err(Fault::Unreadable)?;
+        head.update(&header);
         let metadata: Metadata =
             serde_json::from_slice(&header).map_err(|e| damaged(format!("has a damaged header: {e}")))?;
         let data = 8 + size;
@@ -105,7 +110,7 @@ impl SafeFile {
             .into_iter()
             .filter_map(|name| metadata.info(&name).cloned().map(|info| (name, info)))
             .collect();
-        Ok(SafeFile { path: path.to_path_buf(), file, data, tensors })
+        Ok(SafeFile { path: path.to_path_buf(), file, head: head.finalize(), data, tensors })
     }
 
     pub fn path(&self) -> &Path {
@@ -118,6 +123,16 @@ impl SafeFile {
 
     pub fn info(&self, name: &str) -> Option<(Dtype, &[usize])> {
         self.tensors.get(name).map(|i| (i.dtype, i.shape.as_slice()))
+    }
+
+    /// The checksum of the whole file, given those of its tensors, without reading them.
+    pub fn checksum(&self, of_tensor: impl Fn(&str) -> Option<u32>) -> Option<u32> {
+        let mut whole = Hasher::new_with_initial_len(self.head, self.data);
+        for (name, info) in &self.tensors {
+            let len = (info.data_offsets.1 - info.data_offsets.0) as u64;
+            whole.combine(&Hasher::new_with_initial_len(of_tensor(name)?, len));
+        }
+        Some(whole.finalize())
     }
 
     /// Reads a tensor's bytes.

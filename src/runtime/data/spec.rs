@@ -1,7 +1,7 @@
 //! What a train item says about its data, as plain values: sources, elementwise expressions over them, and the model
 //! inputs to be fed. All of it is serialisable, so that a built program carries it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -121,10 +121,15 @@ impl DataSpec {
         }
     }
 
-    /// Puts another file in the place of the (first) source's.
-    pub fn replace_path(&mut self, path: PathBuf) {
-        if let Some(source) = self.sources_mut().into_iter().next() {
-            source.path = path;
+    /// The path of the first source.
+    pub fn path(&self) -> Option<PathBuf> {
+        self.clone().sources_mut().first().map(|source| source.path.clone())
+    }
+
+    /// Puts another file in the place of `old`: in `data`, and in `valid` where it reads the same.
+    pub fn replace_path(&mut self, old: &Path, new: &Path) {
+        for source in self.sources_mut().into_iter().filter(|s| s.path == old) {
+            source.path = new.to_path_buf();
         }
     }
 

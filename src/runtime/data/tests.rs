@@ -354,7 +354,9 @@ fn descriptions_survive_serialisation_and_know_what_they_feed() {
     let packed = postcard::to_allocvec(&spec).unwrap();
     assert_eq!(postcard::from_bytes::<DataSpec>(&packed).unwrap(), spec);
     assert!(spec.feeds("label") && !spec.feeds("tokens"));
-    spec.replace_path("y.npy".into());
+    assert_eq!(spec.path().unwrap(), Path::new("x.npy"));
+    spec.replace_path(Path::new("z.npy"), Path::new("no.npy"));
+    spec.replace_path(Path::new("x.npy"), Path::new("y.npy"));
     assert_eq!(spec.sources_mut()[0].path, Path::new("y.npy"));
     let stream = DataSpec::Whole(Source::new("x", SourceKind::Bytes));
     assert!(stream.feeds("document") && !stream.feeds("label"));
