@@ -14,5 +14,6 @@ pub mod program;
 pub mod resolve;
 pub mod runtime;
 pub mod source;
+pub mod stage;
 pub mod syntax;
 pub mod types;

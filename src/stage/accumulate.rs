@@ -1,0 +1,467 @@
+//! Gradient accumulation: rewrites a training step so that it goes through the batch in microbatches.
+//!
+//! In: a step's graph on the whole batch, with its updates. Out: a graph with the same parameters, states, inputs and outputs,
+//! which computes the same values (up to the grouping of sums). What belongs to samples moves into loops over microbatches, each of
+//! which takes its run of every input; totals over samples (gradients, losses, counts) are carries of these loops,
+//! in f32 where the step has them in 16 bits; everything else stands between and behind the loops, once.
+//!
+//! Totals that a backward pass needs before it starts (the count of a masked mean) are computed by an earlier loop, which contains no
+//! more of the forward pass than they need. A pass that needs a total that depends on parameters is refused (E0601): it
+//! would have to run once more for each such total. Totals of totals that only metrics or updates need get loops
+//! of their own after the backward pass.
+//!
+//! Microbatch k holds samples k * size .. (k + 1) * size; draws and positions along the samples are those of the whole batch.
+
+use super::samplewise::{Class, Combine, Samples, classify};
+use crate::diag::Diagnostic;
+use crate::ir::*;
+use crate::types::{DType, MapOp, ReduceKind};
+use std::collections::HashMap;
+
+/// The step in `parts` microbatches along `sample`.
+pub fn accumulate(graph: &Graph, sample: DimId, parts: usize) -> Result<Graph, Diagnostic> {
+    let Dim { name, size, .. } = graph.dim(sample);
+    if parts == 0 || size % parts != 0 {
+        return Err(Diagnostic::error(
+            "E0304",
+            format!("the size {size} of the sample dim `{name}` does not divide into {parts} microbatches"),
+        )
+        .help(format!("choose a number of microbatches that divides {size}")));
+    }
+    let graph = prune::prune(graph);
+    if parts == 1 {
+        return Ok(graph);
+    }
+    let samples = Samples::discover(&graph, sample, parts);
+    let classes = classify(&graph, &samples)?;
+    let mut facts = Facts::new(&graph, &classes);
+    facts.check()?;
+    let schedule = Schedule::new(&graph, &classes, &facts);
+    let result = Emission::new(&graph, &samples, &classes, &schedule, parts).emit();
+    Ok(prune::prune(&result))
+}
+
+fn region(class: Class) -> bool {
+    matches!(class, Class::Region(_))
+}
+
+/// Whether an operation belongs into the loops.
+fn in_loops(op: &Operation, classes: &[Class]) -> bool {
+    op.results.iter().any(|r| classes[r.index()] != Class::Outside)
+}
+
+/// What the values of the program's block depend on.
+struct Facts<'a> {
+    g: &'a Graph,
+    classes: &'a [Class],
+    /// How many totals stand one after another before a value.
+    level: Vec<usize>,
+    depends_on_params: Vec<bool>,
+    /// The total by which a value depends on parameters by way of the whole batch.
+    statistic: Vec<Option<OpId>>,
+    /// The first operation that used such a total for samples.
+    mixed: Vec<Option<OpId>>,
+}
+
+impl<'a> Facts<'a> {
+    fn new(g: &'a Graph, classes: &'a [Class]) -> Facts<'a> {
+        let n = g.values.len();
+        let (level, depends_on_params) = (vec![0; n], vec![false; n]);
+        let (statistic, mixed) = (vec![None; n], vec![None; n]);
+        let mut f = Facts { g, classes, level, depends_on_params, statistic, mixed };
+        for id in &g.block(ENTRY).ops {
+            f.operation(*id);
+        }
+        f
+    }
+
+    fn operation(&mut self, id: OpId) {
+        let op = self.g.op(id);
+        let args = || op.args.iter().map(|a| a.index());
+        let level = args().map(|a| self.level[a]).max().unwrap_or(0);
+        let on_params = reads_params(self.g, op) || args().any(|a| self.depends_on_params[a]);
+        let statistic = args().find_map(|a| self.statistic[a]);
+        let mixed = args().find_map(|a| self.mixed[a]);
+        for r in &op.results {
+            let i = r.index();
+            self.level[i] = level;
+            self.depends_on_params[i] = on_params;
+            match self.classes[i] {
+                Class::Outside => self.statistic[i] = statistic,
+                Class::Region(_) => {
+                    self.statistic[i] = statistic;
+                    self.mixed[i] = mixed.or(statistic.map(|_| id));
+                }
+                Class::Total(_) => {
+                    self.level[i] = level + 1;
+                    self.statistic[i] = statistic.or(on_params.then_some(id));
+                }
+            }
+        }
+    }
+
+    /// No backward pass may need, for its samples, what depends on parameters by way of the whole batch.
+    fn check(&mut self) -> Result<(), Diagnostic> {
+        for id in &self.g.block(ENTRY).ops {
+            let op = self.g.op(*id);
+            if op.phase != Phase::Backward || !in_loops(op, self.classes) {
+                continue;
+            }
+            if let Some(total) = op.args.iter().find_map(|a| self.statistic[a.index()]) {
+                let mixed = op.args.iter().find_map(|a| self.mixed[a.index()]);
+                return Err(self.complaint(total, mixed));
+            }
+        }
+        Ok(())
+    }
+
+    fn complaint(&self, total: OpId, mixed: Option<OpId>) -> Diagnostic {
+        let d = Diagnostic::error("E0601", "a value of the whole batch would be cut by microbatches");
+        let span = |id: OpId| self.g.op(id).span;
+        let forward = mixed.filter(|id| self.g.op(*id).phase == Phase::Forward).and_then(span);
+        let d = match (forward, span(total)) {
+            (Some(at), Some(t)) if t != at => {
+                d.at(at, "each sample depends on the whole batch here").and(t, "the value of the whole batch")
+            }
+            (Some(at), _) => d.at(at, "each sample depends on the whole batch here"),
+            (None, Some(t)) => d.at(t, "a loss depends on this value of the whole batch other than linearly"),
+            (None, None) => d,
+        };
+        d.help("leave out `microbatches`, or write `samples NAME in N slices` in the train item and compute per slice")
+    }
+}
+
+fn reads_params(g: &Graph, op: &Operation) -> bool {
+    match op.op {
+        Op::Param(_) => true,
+        Op::Loop { body, .. } => g.block(body).ops.iter().any(|id| reads_params(g, g.op(*id))),
+        _ => false,
+    }
+}
+
+/// Which loop computes what; the last one as much as it can, so that an earlier one repeats as little as possible.
+struct Schedule {
+    loops: usize,
+    /// For values outside of samples and totals: the loop before which they must be there.
+    due: Vec<usize>,
+}
+
+impl Schedule {
+    fn new(g: &Graph, classes: &[Class], facts: &Facts<'_>) -> Schedule {
+        let totals = (0..classes.len()).filter(|i| matches!(classes[*i], Class::Total(_)));
+        let loops = totals.map(|i| facts.level[i]).max().unwrap_or(0).max(1);
+        let mut due = vec![usize::MAX; classes.len()];
+        // For values of samples: the first loop that computes them.
+        let mut first = vec![usize::MAX; classes.len()];
+        for o in &g.outputs {
+            let i = o.value.index();
+            if region(classes[i]) {
+                first[i] = loops - 1;
+            } else {
+                due[i] = loops;
+            }
+        }
+        for id in g.block(ENTRY).ops.iter().rev() {
+            let op = g.op(*id);
+            let time = |r: &ValueId| match classes[r.index()] {
+                Class::Region(_) => first[r.index()],
+                Class::Total(_) => due[r.index()].saturating_sub(1),
+                Class::Outside => due[r.index()],
+            };
+            let Some(at) = op.results.iter().map(time).min() else { continue };
+            for a in &op.args {
+                let slot = if region(classes[a.index()]) { &mut first } else { &mut due };
+                slot[a.index()] = slot[a.index()].min(at);
+            }
+        }
+        Schedule { loops, due }
+    }
+}
+
+struct Emission<'a> {
+    g: &'a Graph,
+    samples: &'a Samples,
+    classes: &'a [Class],
+    schedule: &'a Schedule,
+    parts: usize,
+    b: Builder,
+    /// The loops' dim.
+    turns: DimId,
+    /// A sample dim -> the dim of a microbatch's part.
+    local: HashMap<DimId, DimId>,
+    /// New values for old ones: outside and totals.
+    outer: HashMap<ValueId, ValueId>,
+    /// In the loop under construction: values of samples, and the start of the microbatch along each sample dim.
+    inner: HashMap<ValueId, ValueId>,
+    starts: HashMap<DimId, ValueId>,
+}
+
+impl<'a> Emission<'a> {
+    fn new(
+        g: &'a Graph,
+        samples: &'a Samples,
+        classes: &'a [Class],
+        schedule: &'a Schedule,
+        parts: usize,
+    ) -> Emission<'a> {
+        let mut b = Builder::new(Graph {
+            dims: g.dims.clone(),
+            params: g.params.clone(),
+            states: g.states.clone(),
+            inputs: g.inputs.clone(),
+            scopes: g.scopes.clone(),
+            blocks: vec![Block::default()],
+            ..Graph::default()
+        });
+        let turns = b.add_dim("microbatches", parts, false);
+        let mut local = HashMap::new();
+        for (d, size) in &samples.dims {
+            let Dim { name, ragged, .. } = g.dim(*d).clone();
+            local.insert(*d, b.add_dim(&format!("{name}.part"), *size, ragged));
+        }
+        let (outer, inner, starts) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Emission { g, samples, classes, schedule, parts, b, turns, local, outer, inner, starts }
+    }
+
+    fn emit(mut self) -> Graph {
+        for k in 0..self.schedule.loops {
+            self.outside(k);
+            self.microbatches(k);
+        }
+        self.outside(self.schedule.loops);
+        for o in &self.g.outputs {
+            self.b.span = o.span;
+            let value = self.outer[&o.value];
+            self.b.output(o.kind, &o.name, value);
+        }
+        self.b.finish()
+    }
+
+    fn stamp(&mut self, op: &Operation) {
+        (self.b.span, self.b.scope, self.b.phase) = (op.span, op.scope, op.phase);
+    }
+
+    /// What must be there before loop `k` and belongs to no loop.
+    fn outside(&mut self, k: usize) {
+        for id in &self.g.block(ENTRY).ops {
+            let op = self.g.op(*id);
+            let due = |r: &ValueId| self.schedule.due[r.index()] <= k && !self.outer.contains_key(r);
+            if in_loops(op, self.classes) || !op.results.iter().any(due) {
+                continue;
+            }
+            let mut map = std::mem::take(&mut self.outer);
+            self.copy(op, &mut map, false);
+            self.outer = map;
+        }
+    }
+
+    /// The loop that computes the totals due next, and with the last one the outputs that are of samples.
+    fn microbatches(&mut self, k: usize) {
+        let last = k + 1 == self.schedule.loops;
+        let mut totals: Vec<(ValueId, Combine)> = Vec::new();
+        for id in &self.g.block(ENTRY).ops {
+            for r in &self.g.op(*id).results {
+                if let Class::Total(c) = self.classes[r.index()]
+                    && self.schedule.due[r.index()] == k + 1
+                {
+                    totals.push((*r, c));
+                }
+            }
+        }
+        let mut collected: Vec<(ValueId, DimId)> = Vec::new();
+        for o in self.g.outputs.iter().filter(|_| last) {
+            match self.classes[o.value.index()] {
+                Class::Region(Some(d)) if !collected.contains(&(o.value, d)) => collected.push((o.value, d)),
+                Class::Region(None) if !totals.iter().any(|t| t.0 == o.value) => totals.push((o.value, Combine::Same)),
+                _ => {}
+            }
+        }
+        if totals.is_empty() && collected.is_empty() {
+            return;
+        }
+        let targets = totals.iter().map(|t| t.0).chain(collected.iter().map(|c| c.0));
+        let needed = self.needed(targets.collect());
+
+        let mut initial = Vec::new();
+        for (v, combine) in &totals {
+            self.stamp(self.g.def_op(*v).expect("totals are results"));
+            let Value { dtype, dims, .. } = self.g.value(*v);
+            let start = identity(*combine, *dtype);
+            initial.push(self.b.splat_of(start, accumulated_in(*dtype), dims));
+        }
+        let frame = self.b.begin_loop(self.turns, false, &initial);
+        self.inner.clear();
+        self.starts.clear();
+        (self.b.span, self.b.scope, self.b.phase) = (None, ROOT, Phase::Forward);
+        for (d, size) in &self.samples.dims {
+            let start = self.b.map_scalar(MapOp::Mul, frame.turn, *size as f64);
+            self.starts.insert(*d, start);
+        }
+        for id in needed {
+            // Totals that are due earlier are there; their parts of this loop are its own.
+            let mut map = std::mem::take(&mut self.inner);
+            self.copy(self.g.op(id), &mut map, true);
+            self.inner = map;
+        }
+        let mut next = Vec::new();
+        for (i, (v, combine)) in totals.iter().enumerate() {
+            self.stamp(self.g.def_op(*v).expect("totals are results"));
+            let so_far = frame.carries[i];
+            let part = self.b.cast(self.inner[v], self.b.dtype(so_far));
+            next.push(match combine {
+                Combine::Same => part,
+                Combine::Reduce(kind) => self.b.map(combining(*kind), &[so_far, part]),
+            });
+        }
+        let pieces: Vec<ValueId> = collected.iter().map(|(v, _)| self.inner[v]).collect();
+        let (finals, stacked) = self.b.end_loop(frame, &next, &pieces);
+        for ((v, _), total) in totals.iter().zip(finals) {
+            self.stamp(self.g.def_op(*v).expect("totals are results"));
+            let dtype = self.g.value(*v).dtype;
+            let total = self.b.cast(total, dtype);
+            self.outer.insert(*v, total);
+        }
+        for ((v, d), pieces) in collected.iter().zip(stacked) {
+            self.stamp(self.g.def_op(*v).expect("outputs of samples are results"));
+            let whole = self.b.reshape(&[(vec![self.turns, self.local[d]], vec![*d])], pieces);
+            self.outer.insert(*v, whole);
+        }
+    }
+
+    /// The operations of the loops that some values need, in order.
+    fn needed(&self, targets: Vec<ValueId>) -> Vec<OpId> {
+        let mut wanted = vec![false; self.g.values.len()];
+        for v in targets {
+            wanted[v.index()] = true;
+        }
+        let mut ops = Vec::new();
+        for id in self.g.block(ENTRY).ops.iter().rev() {
+            let op = self.g.op(*id);
+            if op.results.iter().any(|r| wanted[r.index()]) && in_loops(op, self.classes) {
+                ops.push(*id);
+                for a in op.args.iter().filter(|a| region(self.classes[a.index()])) {
+                    wanted[a.index()] = true;
+                }
+            }
+        }
+        ops.reverse();
+        ops
+    }
+
+    /// What stands for an old value where operations are emitted now.
+    fn find(&self, v: ValueId, map: &HashMap<ValueId, ValueId>, at_top: bool) -> ValueId {
+        let known = if at_top && !region(self.classes[v.index()]) { self.outer.get(&v) } else { map.get(&v) };
+        *known.or_else(|| map.get(&v)).expect("operands are emitted before their use")
+    }
+
+    /// Repeats an operation of the program's block, outside (`cut` false) or in the loop (`cut` true).
+    fn copy(&mut self, op: &Operation, map: &mut HashMap<ValueId, ValueId>, cut: bool) {
+        let args: Vec<ValueId> = op.args.iter().map(|a| self.find(*a, map, cut)).collect();
+        self.repeat(op, &args, map, cut);
+    }
+
+    fn repeat(&mut self, op: &Operation, args: &[ValueId], map: &mut HashMap<ValueId, ValueId>, cut: bool) {
+        self.stamp(op);
+        let results = match op.op {
+            Op::Loop { body, dim, reverse, carries } => {
+                self.repeat_loop(op, args, map, cut, (body, dim, reverse, carries as usize))
+            }
+            Op::Param(_) | Op::State(_) | Op::Input(_) | Op::Constant(Constant::Elements(_)) | Op::Random { .. }
+                if cut =>
+            {
+                // All of it, of which the microbatch takes its run.
+                let types = self.types(op, false);
+                let whole = self.b.emit(op.op.clone(), args, &types)[0];
+                vec![self.run_of(whole)]
+            }
+            Op::Iota(d) if cut && self.samples.contains(d) => {
+                let place = self.b.iota(self.local[&d]);
+                vec![self.b.add(place, self.starts[&d])]
+            }
+            _ => {
+                let types = self.types(op, cut);
+                let local = &self.local;
+                let mapped = op.op.map_dims(&mut |d| if cut { local.get(&d).copied().unwrap_or(d) } else { d });
+                self.b.emit(mapped, args, &types)
+            }
+        };
+        for (old, new) in op.results.iter().zip(results) {
+            if let Some(name) = &self.g.value(*old).name {
+                self.b.name(new, name);
+            }
+            map.insert(*old, new);
+        }
+    }
+
+    fn repeat_loop(
+        &mut self,
+        op: &Operation,
+        args: &[ValueId],
+        map: &mut HashMap<ValueId, ValueId>,
+        cut: bool,
+        (body, dim, reverse, carries): (BlockId, DimId, bool, usize),
+    ) -> Vec<ValueId> {
+        let block = self.g.block(body);
+        let frame = self.b.begin_loop(dim, reverse, &args[..carries]);
+        map.insert(block.params[0], frame.turn);
+        map.extend(block.params[1..].iter().copied().zip(frame.carries.iter().chain(&args[carries..]).copied()));
+        for id in &block.ops {
+            let inner = self.g.op(*id);
+            let args: Vec<ValueId> = inner.args.iter().map(|a| map[a]).collect();
+            self.repeat(inner, &args, map, cut);
+        }
+        self.stamp(op);
+        let all: Vec<ValueId> = block.results.iter().map(|r| map[r]).collect();
+        let (finals, collected) = self.b.end_loop(frame, &all[..carries], &all[carries..]);
+        [finals, collected].concat()
+    }
+
+    fn types(&self, op: &Operation, cut: bool) -> Vec<(DType, Vec<DimId>)> {
+        let dim = |d: &DimId| if cut { self.local.get(d).copied().unwrap_or(*d) } else { *d };
+        op.results
+            .iter()
+            .map(|r| {
+                let v = self.g.value(*r);
+                (v.dtype, v.dims.iter().map(dim).collect())
+            })
+            .collect()
+    }
+
+    /// The microbatch's part of a value along its sample dim.
+    fn run_of(&mut self, whole: ValueId) -> ValueId {
+        let Some(d) = self.b.dims(whole).iter().copied().find(|d| self.samples.contains(*d)) else { return whole };
+        let axis = WindowAxis { input: d, offset: 0, dynamic: true, terms: vec![(self.local[&d], 1)] };
+        debug_assert_eq!(self.b.size(self.local[&d]) * self.parts, self.b.size(d));
+        self.b.window(vec![axis], 0.0, whole, &[self.starts[&d]])
+    }
+}
+
+fn accumulated_in(dtype: DType) -> DType {
+    if dtype.bytes() == 2 { DType::F32 } else { dtype }
+}
+
+fn combining(kind: ReduceKind) -> MapOp {
+    match kind {
+        ReduceKind::Sum => MapOp::Add,
+        ReduceKind::Prod => MapOp::Mul,
+        ReduceKind::Max | ReduceKind::ArgMax => MapOp::Max,
+        ReduceKind::Min | ReduceKind::ArgMin => MapOp::Min,
+        ReduceKind::Any => MapOp::Or,
+        ReduceKind::All => MapOp::And,
+    }
+}
+
+fn identity(combine: Combine, dtype: DType) -> f64 {
+    let int = dtype == DType::I32;
+    match combine {
+        Combine::Same => 0.0,
+        Combine::Reduce(kind) => match kind {
+            ReduceKind::Sum | ReduceKind::Any => 0.0,
+            ReduceKind::Prod | ReduceKind::All => 1.0,
+            ReduceKind::Max | ReduceKind::ArgMax if int => f64::from(i32::MIN),
+            ReduceKind::Min | ReduceKind::ArgMin if int => f64::from(i32::MAX),
+            ReduceKind::Max | ReduceKind::ArgMax => f64::NEG_INFINITY,
+            ReduceKind::Min | ReduceKind::ArgMin => f64::INFINITY,
+        },
+    }
+}
