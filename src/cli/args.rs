@@ -29,6 +29,10 @@ pub enum ColorChoice {
 pub enum Command {
     /// Check a program and count its parameters
     Check(CheckArgs),
+    /// Train a model
+    Train(TrainArgs),
+    /// Format programs
+    Fmt(FmtArgs),
     /// Show a program in one of its intermediate forms
     Ir(IrArgs),
     /// Explain an error code
@@ -87,6 +91,58 @@ pub struct CheckArgs {
     /// Report as JSON, one object a line
     #[arg(long)]
     pub json: bool,
+}
+
+/// How to train. The names of overrides are those of the train item.
+#[derive(Args, Debug)]
+pub struct TrainArgs {
+    #[command(flatten)]
+    pub compile: CompileArgs,
+    /// Steps to train, over what the item says
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub steps: Option<u64>,
+    /// Seed of initial weights, data order and random draws
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Data in the place of the item's file
+    #[arg(long, value_name = "FILE")]
+    pub data: Option<PathBuf>,
+    /// Where checkpoints go [default: runs/NAME]
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Go on from the newest checkpoint
+    #[arg(long)]
+    pub resume: bool,
+    /// Write the figures of each step to a file, as JSON lines
+    #[arg(long, value_name = "FILE")]
+    pub metrics: Option<PathBuf>,
+    /// Compile, but do not run
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Stop at the first value that is not finite, and name its line (slow)
+    #[arg(long)]
+    pub debug_nan: bool,
+    /// What runs the steps
+    #[arg(long, value_enum, default_value_t = EngineChoice::Cpu, hide = true)]
+    pub engine: EngineChoice,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum EngineChoice {
+    /// Machine code
+    Cpu,
+    /// The reference interpreter
+    Interp,
+}
+
+#[derive(Args, Debug)]
+pub struct FmtArgs {
+    /// Files, or - for standard input
+    #[arg(required = true)]
+    pub files: Vec<PathBuf>,
+    /// Change nothing; say which files are not formatted
+    #[arg(long)]
+    pub check: bool,
 }
 
 #[derive(Args, Debug)]

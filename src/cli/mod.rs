@@ -8,8 +8,11 @@ mod args;
 mod check;
 mod doctor;
 mod explain;
+mod fmt;
 mod ir;
 mod output;
+mod progress;
+mod train;
 
 use args::{Cli, Command};
 use clap::{CommandFactory, Parser};
@@ -40,6 +43,8 @@ fn dispatch(cli: Cli, out: &mut Output) -> Code {
     let threads = cli.threads;
     match cli.command {
         Command::Check(a) => check::run(&a, out),
+        Command::Train(a) => train::run(&a, threads, out),
+        Command::Fmt(a) => fmt::run(&a, out),
         Command::Ir(a) => ir::run(&a, threads, out),
         Command::Explain { code } => explain::run(&code, out),
         Command::Doctor => doctor::run(threads, out),

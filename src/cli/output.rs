@@ -41,6 +41,12 @@ impl Output {
         self.text(&format!("{}\n", text.as_ref()));
     }
 
+    /// Columns of the terminal, or of a page.
+    pub fn width(&self) -> usize {
+        let columns = std::env::var("COLUMNS").ok().and_then(|c| c.parse().ok());
+        columns.filter(|c| *c >= 20).unwrap_or(80)
+    }
+
     /// A line about what goes on.
     pub fn say(&self, text: impl AsRef<str>) {
         let _ = writeln!(std::io::stderr().lock(), "{}", text.as_ref());

@@ -103,4 +103,5 @@ codes! {
     "W0006" "mesh axis of size 1"
     "W0007" "rest of the data is left out"
     "W0008" "full gather that nobody asked for"
+    "W0009" "data changed since the checkpoint"
 }

@@ -47,7 +47,31 @@ pub struct Load {
     pub params: Vec<usize>,
 }
 
+/// What the command line says over the train item.
+#[derive(Clone, Debug, Default)]
+pub struct Overrides {
+    pub steps: Option<u64>,
+    pub seed: Option<u64>,
+    /// In the place of the first file of `data`, and of the same file in `valid`.
+    pub data: Option<PathBuf>,
+}
+
 impl Recipe {
+    pub fn apply(&mut self, o: &Overrides) {
+        self.steps = o.steps.unwrap_or(self.steps);
+        self.seed = o.seed.unwrap_or(self.seed);
+        let (Some(path), Some(data)) = (&o.data, &mut self.data) else { return };
+        let Some(before) = data.sources_mut().first().map(|s| s.path.clone()) else { return };
+        let valid = self.valid.as_mut().map(|v| &mut v.data);
+        for spec in std::iter::once(data).chain(valid) {
+            for source in spec.sources_mut() {
+                if source.path == before {
+                    source.path.clone_from(path);
+                }
+            }
+        }
+    }
+
     /// Elements of all parameters.
     pub fn parameters(&self) -> u64 {
         self.params.iter().map(|p| p.shape.iter().product::<usize>() as u64).sum()

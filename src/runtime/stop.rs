@@ -1,13 +1,17 @@
 //! A flag that SIGINT and SIGTERM set, so that a training loop can save before it ends.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::error::{Result, RuntimeError};
 
 /// Asked for between steps.
 #[derive(Clone, Debug, Default)]
-pub struct StopFlag(Arc<AtomicBool>);
+pub struct StopFlag {
+    asked: Arc<AtomicBool>,
+    /// The signal that did, or 0.
+    signal: Arc<AtomicUsize>,
+}
 
 impl StopFlag {
     /// Catches the signals from now on. A second one ends the process at once, with the exit status 130.
@@ -15,20 +19,26 @@ impl StopFlag {
         let flag = StopFlag::default();
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
             // in this order: the shutdown looks at the flag before this signal sets it
-            signal_hook::flag::register_conditional_shutdown(signal, 130, flag.0.clone())
-                .and_then(|_| signal_hook::flag::register(signal, flag.0.clone()))
+            signal_hook::flag::register_conditional_shutdown(signal, 130, flag.asked.clone())
+                .and_then(|_| signal_hook::flag::register_usize(signal, flag.signal.clone(), signal as usize))
+                .and_then(|_| signal_hook::flag::register(signal, flag.asked.clone()))
                 .map_err(|e| RuntimeError::internal(format!("cannot catch signal {signal}: {e}")))?;
         }
         Ok(flag)
     }
 
     pub fn requested(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.asked.load(Ordering::Relaxed)
+    }
+
+    /// The number of the signal, if one came.
+    pub fn signal(&self) -> Option<u8> {
+        u8::try_from(self.signal.load(Ordering::Relaxed)).ok().filter(|n| *n > 0)
     }
 
     /// As a signal would.
     pub fn request(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.asked.store(true, Ordering::Relaxed);
     }
 }
 
@@ -46,5 +56,6 @@ mod tests {
             std::thread::yield_now();
         }
         assert!(flag.requested());
+        assert_eq!(flag.signal(), Some(15));
     }
 }

@@ -1,0 +1,151 @@
+//! `partita train`: progress while it runs, the loss curve at the end.
+
+use super::args::{EngineChoice, TrainArgs};
+use super::output::{Output, grouped};
+use super::progress::Progress;
+use super::{Code, OK};
+use crate::diag::Severity;
+use crate::driver::engine::{Compiled, Engine, Interpreted};
+use crate::driver::findings::{Findings, Outcome};
+use crate::driver::recipe::{Overrides, Recipe};
+use crate::driver::train::{self, Ended, Event, TrainRequest};
+use crate::driver::{pipeline, show};
+use crate::runtime::stop::StopFlag;
+use crate::source::{Disk, SourceMap};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+pub fn run(args: &TrainArgs, threads: usize, out: &mut Output) -> Code {
+    match train(args, threads, out) {
+        Ok(code) => code,
+        Err(findings) => out.findings(&findings),
+    }
+}
+
+fn train(args: &TrainArgs, threads: usize, out: &mut Output) -> Outcome<Code> {
+    let mut options = args.compile.options(threads);
+    options.unfused = args.debug_nan;
+    let mut g = pipeline::graphs(&options, &Disk)?;
+    warnings(&g.findings, out);
+    g.recipe.apply(&overrides(args));
+    let mut engine: Box<dyn Engine> = match args.engine {
+        EngineChoice::Interp => Box::new(Interpreted::new(&g)),
+        EngineChoice::Cpu => {
+            let program = pipeline::program(&mut g, &options)?;
+            Box::new(Compiled::open(program, threads, args.debug_nan)?)
+        }
+    };
+    if args.compile.timings {
+        timings(&g.timings, out);
+    }
+    let recipe = g.recipe;
+    out.say(format!(
+        "{}: {} parameters in {} tensors, {} {} a step, {}, {} threads",
+        recipe.name,
+        grouped(recipe.parameters()),
+        recipe.params.len(),
+        grouped(recipe.units),
+        recipe.unit,
+        recipe.precision,
+        engine.threads()
+    ));
+    if args.dry_run {
+        out.line(format!("{} steps, not run", grouped(recipe.steps)));
+        return Ok(OK);
+    }
+    let request = TrainRequest {
+        out: directory(args.out.as_deref(), &recipe),
+        resume: args.resume,
+        metrics: args.metrics.clone(),
+        watched: args.debug_nan,
+    };
+    follow(&recipe, &mut *engine, &request, &g.findings.sources, out)
+}
+
+/// Where a recipe's checkpoints are, unless told otherwise.
+pub fn directory(named: Option<&Path>, recipe: &Recipe) -> PathBuf {
+    named.map_or_else(|| Path::new("runs").join(&recipe.name), Path::to_path_buf)
+}
+
+/// Trains, and shows how it goes.
+pub fn follow(
+    recipe: &Recipe,
+    engine: &mut dyn Engine,
+    request: &TrainRequest,
+    sources: &SourceMap,
+    out: &mut Output,
+) -> Outcome<Code> {
+    let stop = StopFlag::install()?;
+    let mut progress = Progress::new(&recipe.unit);
+    let ended = train::train(recipe, engine, request, &stop, &mut |event| event_shown(event, &mut progress, out));
+    progress.finish();
+    let ended = ended.map_err(|stop| Findings::of_stop(stop, sources))?;
+    report(&ended, recipe, out);
+    Ok(match (ended.interrupted, stop.signal()) {
+        (true, Some(signal)) => 128 + signal,
+        _ => OK,
+    })
+}
+
+fn event_shown(event: Event, progress: &mut Progress, out: &mut Output) {
+    match event {
+        Event::Begin { first, steps, seed, .. } => {
+            if first > 0 {
+                progress.say(out, &format!("going on at step {first} of {steps}, seed {seed}"));
+            }
+            progress.begin(first, steps);
+        }
+        Event::Step(p) => progress.step(&p, out),
+        Event::Valid { step, result } => {
+            let figures: Vec<String> = result.figures.iter().map(|(n, x)| format!(", {n} {}", show::number(*x))).collect();
+            let line = format!("step {step}: validation loss {}{}", show::number(result.loss), figures.concat());
+            progress.line(out, &line);
+        }
+        Event::Saved { .. } => {}
+        Event::Note(text) => progress.say(out, &text),
+        Event::Warning(d) => {
+            let mut f = Findings::default();
+            f.sink.push(d);
+            progress.hidden(|| out.findings(&f));
+        }
+    }
+}
+
+fn report(ended: &Ended, recipe: &Recipe, out: &mut Output) {
+    if ended.train.len() > 1 {
+        let (width, height) = (out.width().min(100), 14);
+        out.text(&show::curve(&ended.train, &ended.valid, width, height));
+    }
+    if let Some((step, loss)) = ended.train.last() {
+        let mut line = format!("step {step} of {}: loss {}", recipe.steps, show::number(*loss));
+        if let Some((_, v)) = ended.valid.last() {
+            line += &format!(", validation loss {}", show::number(*v));
+        }
+        out.line(line);
+    } else {
+        out.line(format!("nothing to do: step {} of {} was reached before", ended.step, recipe.steps));
+    }
+    if let Some(path) = &ended.saved {
+        let what = if ended.interrupted { "interrupted; go on with --resume; checkpoint" } else { "checkpoint" };
+        out.line(format!("{what}: {}", path.display()));
+    }
+}
+
+fn overrides(args: &TrainArgs) -> Overrides {
+    Overrides { steps: args.steps, seed: args.seed, data: args.data.clone() }
+}
+
+/// Warnings of a program that is run; notes are for `check`.
+pub fn warnings(f: &Findings, out: &Output) {
+    let mut kept = Findings { sources: f.sources.clone(), ..Findings::default() };
+    f.sink.sorted().into_iter().filter(|d| d.severity == Severity::Warning).for_each(|d| kept.sink.push(d));
+    out.findings(&kept);
+}
+
+pub fn timings(all: &[(&'static str, Duration)], out: &Output) {
+    for (name, time) in all {
+        out.say(format!("{name:<16} {:>9.1} ms", time.as_secs_f64() * 1e3));
+    }
+    let total: Duration = all.iter().map(|t| t.1).sum();
+    out.say(format!("{:<16} {:>9.1} ms", "total", total.as_secs_f64() * 1e3));
+}

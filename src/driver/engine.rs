@@ -1,0 +1,278 @@
+//! What runs the steps of a recipe: the executor of compiled programs, or the reference interpreter.
+
+use super::findings::{At, Stop};
+use super::pipeline::{EVAL, Graphs, INIT, TRAIN};
+use crate::interp;
+use crate::ir::{self, Graph, OutputKind};
+use crate::program::{self, Program, Source};
+use crate::runtime::RuntimeError;
+use crate::runtime::data::Batch;
+use crate::runtime::exec::{ExecOptions, Executor, RunArgs};
+use crate::types::DType;
+use std::sync::Arc;
+
+/// An array that lives from step to step, by its number in the recipe.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Slot {
+    Param(usize),
+    State(usize),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Routine {
+    Train,
+    Eval,
+}
+
+/// A loss term or a metric of one step.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Figure {
+    pub loss: bool,
+    pub name: String,
+    /// More than one where a metric has dims.
+    pub values: Vec<f64>,
+}
+
+/// Runs steps. Parameters and states are bytes in native order, row-major in declared order.
+pub trait Engine {
+    /// Sets parameters and states to their initial values.
+    fn init(&mut self, seed: u64) -> Result<(), Stop>;
+
+    /// Runs one step on a batch; `number` counts steps of training, or batches of evaluation.
+    fn run(&mut self, routine: Routine, seed: u64, number: u64, batch: &Batch) -> Result<Vec<Figure>, Stop>;
+
+    fn read(&self, slot: Slot, to: &mut Vec<u8>);
+
+    fn write(&mut self, slot: Slot, bytes: &[u8]);
+
+    fn threads(&self) -> usize;
+}
+
+/// A compiled program in this process.
+pub struct Compiled {
+    exec: Executor,
+    /// Numbers of the routines.
+    train: usize,
+    eval: usize,
+    init: usize,
+}
+
+impl Compiled {
+    /// `watched`: stop at the first value that is not finite; the program should be compiled unfused.
+    pub fn open(program: Program, threads: usize, watched: bool) -> Result<Compiled, RuntimeError> {
+        let options = ExecOptions { threads, check_finite: watched, timing: false };
+        Compiled::new(Arc::new(program), options)
+    }
+
+    pub fn new(program: Arc<Program>, options: ExecOptions) -> Result<Compiled, RuntimeError> {
+        let exec = Executor::new(program, options)?;
+        let find = |name: &str| {
+            exec.routine(name).ok_or_else(|| {
+                RuntimeError::new("E0812", format!("the program has no routine `{name}`")).help("build it again")
+            })
+        };
+        let (train, eval, init) = (find(TRAIN)?, find(EVAL)?, find(INIT)?);
+        Ok(Compiled { exec, train, eval, init })
+    }
+
+    pub fn executor(&self) -> &Executor {
+        &self.exec
+    }
+
+    fn routine(&self, routine: Routine) -> usize {
+        match routine {
+            Routine::Train => self.train,
+            Routine::Eval => self.eval,
+        }
+    }
+}
+
+impl Engine for Compiled {
+    fn init(&mut self, seed: u64) -> Result<(), Stop> {
+        self.exec.run(self.init, RunArgs { seed, ..RunArgs::default() }).map_err(stop)
+    }
+
+    fn run(&mut self, routine: Routine, seed: u64, number: u64, batch: &Batch) -> Result<Vec<Figure>, Stop> {
+        let n = self.routine(routine);
+        let program = self.exec.program().clone();
+        for slot in &program.routines[n].inputs {
+            let wanted = &program.inputs[*slot as usize];
+            let field = batch.field(&wanted.path).filter(|f| f.bytes().len() == wanted.bytes());
+            let Some(field) = field else { return Err(not_fed(&wanted.path).into()) };
+            self.exec.input_mut(*slot as usize).copy_from_slice(field.bytes());
+        }
+        self.exec.run(n, RunArgs { seed, step: number, position: 0 }).map_err(stop)?;
+        let outputs = program.routines[n].outputs.iter().enumerate();
+        let read = outputs.filter(|(_, o)| o.kind != program::OutputKind::Value).map(|(k, o)| Figure {
+            loss: o.kind == program::OutputKind::Loss,
+            name: o.name.clone(),
+            values: numbers(program.routines[n].buffer(o.buffer).dtype, self.exec.output(n, k)),
+        });
+        Ok(read.collect())
+    }
+
+    fn read(&self, slot: Slot, to: &mut Vec<u8>) {
+        to.clear();
+        to.extend_from_slice(match slot {
+            Slot::Param(n) => self.exec.param(n),
+            Slot::State(n) => self.exec.state(n),
+        });
+    }
+
+    fn write(&mut self, slot: Slot, bytes: &[u8]) {
+        match slot {
+            Slot::Param(n) => self.exec.param_mut(n),
+            Slot::State(n) => self.exec.state_mut(n),
+        }
+        .copy_from_slice(bytes);
+    }
+
+    fn threads(&self) -> usize {
+        self.exec.threads()
+    }
+}
+
+fn not_fed(name: &str) -> RuntimeError {
+    RuntimeError::new("E0803", format!("no data for input `{name}`"))
+        .help(format!("feed it: `data {{ {name} = .. }}`, or give the input a default"))
+}
+
+/// An error whose place is a line of the program.
+fn stop(mut error: RuntimeError) -> Stop {
+    let place = error.place.as_deref().and_then(|p| {
+        let mut parts = p.rsplitn(3, ':');
+        let (column, line) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+        Some(Source { file: parts.next()?.to_string(), line, column, scope: String::new() })
+    });
+    if place.is_some() {
+        error.place = None;
+    }
+    Stop { error, at: place.map(At::Source) }
+}
+
+/// Elements as numbers.
+pub fn numbers(dtype: DType, bytes: &[u8]) -> Vec<f64> {
+    let each = |read: fn(&[u8]) -> f64| bytes.chunks_exact(dtype.bytes()).map(read).collect();
+    match dtype {
+        DType::Bool => each(|b| f64::from(b[0])),
+        DType::I32 => each(|b| f64::from(bytemuck::pod_read_unaligned::<i32>(b))),
+        DType::F16 => each(|b| bytemuck::pod_read_unaligned::<half::f16>(b).to_f64()),
+        DType::BF16 => each(|b| bytemuck::pod_read_unaligned::<half::bf16>(b).to_f64()),
+        DType::F32 => each(|b| f64::from(bytemuck::pod_read_unaligned::<f32>(b))),
+        DType::F64 => each(bytemuck::pod_read_unaligned::<f64>),
+    }
+}
+
+/// The reference interpreter: slow, and right by construction.
+pub struct Interpreted {
+    train: Graph,
+    eval: Graph,
+    init: Graph,
+    params: Vec<interp::Tensor>,
+    states: Vec<interp::Tensor>,
+}
+
+impl Interpreted {
+    pub fn new(g: &Graphs) -> Interpreted {
+        let zeros = |dtype, dims: &[ir::DimId]| {
+            interp::Tensor::filled(dtype, dims.iter().map(|d| g.train.size(*d)).collect(), 0.0)
+        };
+        Interpreted {
+            params: g.train.params.iter().map(|p| zeros(p.dtype, &p.dims)).collect(),
+            states: g.train.states.iter().map(|s| zeros(s.dtype, &s.dims)).collect(),
+            train: g.train.clone(),
+            eval: g.eval.clone(),
+            init: g.init.clone(),
+        }
+    }
+
+    /// What a graph reads, by path.
+    fn environment(&self, graph: &Graph, seed: u64, step: u64, batch: Option<&Batch>) -> Result<interp::Env, Stop> {
+        let mut env = interp::Env { seed, step, ..interp::Env::default() };
+        for p in &graph.params {
+            let at = self.train.params.iter().position(|q| q.path == p.path);
+            env.params.extend(at.map(|i| self.params[i].clone()));
+        }
+        for s in &graph.states {
+            let at = self.train.states.iter().position(|t| t.path == s.path);
+            env.states.extend(at.map(|i| self.states[i].clone()));
+        }
+        for i in &graph.inputs {
+            let Some(field) = batch.and_then(|b| b.field(&i.name)) else { return Err(not_fed(&i.name).into()) };
+            env.inputs.push(interp::Tensor::new(field.dtype, field.sizes.clone(), field.values()));
+        }
+        Ok(env)
+    }
+
+    fn store(&mut self, graph: &Graph, values: Vec<interp::Tensor>) -> Vec<Figure> {
+        let mut figures = Vec::new();
+        for (o, value) in graph.outputs.iter().zip(values) {
+            match o.kind {
+                OutputKind::Param(p) | OutputKind::InitParam(p) => self.params[p.index()] = value,
+                OutputKind::State(s) | OutputKind::InitState(s) => self.states[s.index()] = value,
+                OutputKind::Loss | OutputKind::Metric => {
+                    let loss = o.kind == OutputKind::Loss;
+                    figures.push(Figure { loss, name: o.name.clone(), values: value.data });
+                }
+                OutputKind::Value => {}
+            }
+        }
+        figures
+    }
+
+    fn evaluate(&self, graph: &Graph, env: &interp::Env) -> Result<Vec<interp::Tensor>, Stop> {
+        interp::run(graph, env)
+            .map_err(|e| Stop { error: RuntimeError::new("E0809", e.message), at: e.span.map(At::Span) })
+    }
+}
+
+impl Engine for Interpreted {
+    fn init(&mut self, seed: u64) -> Result<(), Stop> {
+        let graph = std::mem::take(&mut self.init);
+        let env = interp::Env { seed, params: self.params.clone(), states: self.states.clone(), ..Default::default() };
+        let values = self.evaluate(&graph, &env)?;
+        self.store(&graph, values);
+        self.init = graph;
+        Ok(())
+    }
+
+    fn run(&mut self, routine: Routine, seed: u64, number: u64, batch: &Batch) -> Result<Vec<Figure>, Stop> {
+        let graph = match routine {
+            Routine::Train => self.train.clone(),
+            Routine::Eval => self.eval.clone(),
+        };
+        let env = self.environment(&graph, seed, number, Some(batch))?;
+        let values = self.evaluate(&graph, &env)?;
+        Ok(self.store(&graph, values))
+    }
+
+    fn read(&self, slot: Slot, to: &mut Vec<u8>) {
+        let tensor = match slot {
+            Slot::Param(n) => &self.params[n],
+            Slot::State(n) => &self.states[n],
+        };
+        to.clear();
+        for x in &tensor.data {
+            match tensor.dtype {
+                DType::Bool => to.push(u8::from(*x != 0.0)),
+                DType::I32 => to.extend((*x as i32).to_ne_bytes()),
+                DType::F16 => to.extend(half::f16::from_f64(*x).to_ne_bytes()),
+                DType::BF16 => to.extend(half::bf16::from_f64(*x).to_ne_bytes()),
+                DType::F32 => to.extend((*x as f32).to_ne_bytes()),
+                DType::F64 => to.extend(x.to_ne_bytes()),
+            }
+        }
+    }
+
+    fn write(&mut self, slot: Slot, bytes: &[u8]) {
+        let tensor = match slot {
+            Slot::Param(n) => &mut self.params[n],
+            Slot::State(n) => &mut self.states[n],
+        };
+        tensor.data = numbers(tensor.dtype, bytes);
+    }
+
+    fn threads(&self) -> usize {
+        1
+    }
+}

@@ -1,0 +1,385 @@
+//! The training loop: data, steps, evaluation, metrics, checkpoints. Tells what happens by events; prints nothing.
+
+use super::engine::{Engine, Figure, Routine};
+use super::evaluate::{Evaluation, Pass, named, total};
+use super::findings::Stop;
+use super::recipe::Recipe;
+use super::weights;
+use crate::diag::Diagnostic;
+use crate::runtime::RuntimeError;
+use crate::runtime::checkpoint::{Checkpoint, DataPosition, SaveOptions, Saved, Saver, Snapshot};
+use crate::runtime::data::{Batch, CharTable, Loader, Order, Prefetcher};
+use crate::runtime::metrics::{EventFile, JsonLines, Record};
+use crate::runtime::stop::StopFlag;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// How to run a recipe.
+#[derive(Clone, Debug, Default)]
+pub struct TrainRequest {
+    /// Where checkpoints and event files go.
+    pub out: PathBuf,
+    /// Go on from the newest checkpoint there.
+    pub resume: bool,
+    /// Where metrics go as JSON lines.
+    pub metrics: Option<PathBuf>,
+    /// Whether the values of each step are watched, so that an error can say where it began.
+    pub watched: bool,
+}
+
+/// What happens during training.
+#[derive(Debug)]
+pub enum Event {
+    Begin { first: u64, steps: u64, seed: u64, threads: usize },
+    Step(Progress),
+    Valid { step: u64, result: Evaluation },
+    Saved { step: u64, path: PathBuf },
+    Note(String),
+    Warning(Diagnostic),
+}
+
+/// After a step.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Progress {
+    /// Steps done.
+    pub step: u64,
+    pub steps: u64,
+    pub loss: f64,
+    /// Tokens (samples) a second, lately.
+    pub rate: f64,
+    /// Seconds until the last step at this speed.
+    pub left: f64,
+    /// Whether this step is one of those to be logged.
+    pub logged: bool,
+    pub figures: Vec<(String, f64)>,
+}
+
+/// How training ended.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Ended {
+    pub step: u64,
+    /// A signal ended it before the last step.
+    pub interrupted: bool,
+    pub train: Vec<(u64, f64)>,
+    pub valid: Vec<(u64, f64)>,
+    /// The last checkpoint.
+    pub saved: Option<PathBuf>,
+}
+
+type Tell<'t> = &'t mut dyn FnMut(Event);
+
+/// Steps that are logged where the item does not say how often.
+const LOGGED: u64 = 20;
+/// Batches that are prepared ahead.
+const AHEAD: usize = 2;
+
+/// Trains from the beginning, or from a checkpoint, to the last step or a signal.
+pub fn train(
+    recipe: &Recipe,
+    engine: &mut dyn Engine,
+    request: &TrainRequest,
+    stop: &StopFlag,
+    tell: Tell,
+) -> Result<Ended, Stop> {
+    let found = if request.resume { Some(Checkpoint::open(&request.out)?) } else { None };
+    let mut run = Run::open(recipe, engine, request, found.as_ref(), tell)?;
+    tell(Event::Begin { first: run.step, steps: recipe.steps, seed: run.seed, threads: engine.threads() });
+    let outcome = run.go(engine, stop, tell);
+    // Whatever happened, a save that was begun is finished and reported.
+    let last = run.saver.finish();
+    run.saved(last, tell);
+    let interrupted = outcome?;
+    if let Some(e) = run.failed_save.take() {
+        return Err(e.into());
+    }
+    Ok(Ended { step: run.step, interrupted, train: run.train, valid: run.valid, saved: run.last_saved })
+}
+
+struct Run<'r> {
+    recipe: &'r Recipe,
+    watched: bool,
+    /// Steps done.
+    step: u64,
+    seed: u64,
+    /// None where the model has no inputs.
+    data: Option<Prefetcher>,
+    samples: u64,
+    chars: Option<CharTable>,
+    pass: Option<Pass>,
+    saver: Saver,
+    last_saved: Option<PathBuf>,
+    /// The step of the last snapshot.
+    snapshot: Option<u64>,
+    /// Of the last save, if it failed.
+    failed_save: Option<RuntimeError>,
+    lines: Option<JsonLines>,
+    events: EventFile,
+    train: Vec<(u64, f64)>,
+    valid: Vec<(u64, f64)>,
+    skipped: u64,
+    speed: Speed,
+}
+
+impl<'r> Run<'r> {
+    fn open(
+        recipe: &'r Recipe,
+        engine: &mut dyn Engine,
+        request: &TrainRequest,
+        from: Option<&Checkpoint>,
+        tell: Tell,
+    ) -> Result<Run<'r>, Stop> {
+        let (step, seed) = from.map_or((0, recipe.seed), |c| (c.index.step, c.index.seed));
+        let table = from.and_then(|c| c.index.chars.clone());
+        let loader = open_data(recipe, seed, table.as_ref())?;
+        let samples = loader.as_ref().map_or(0, Loader::samples);
+        let chars = loader.as_ref().and_then(|l| l.chars().cloned());
+        let pass = match &recipe.valid {
+            Some(v) => {
+                let pass = Pass::open(recipe, &v.data, chars.as_ref(), v.batches)?;
+                if pass.left_out() > 0 && v.batches.is_none() {
+                    tell(Event::Warning(left_out(pass.left_out())));
+                }
+                Some(pass)
+            }
+            None => None,
+        };
+        let mut saver = Saver::open(&request.out, SaveOptions::default())?;
+        match from {
+            Some(c) => {
+                let groups: Vec<&str> = c.groups();
+                weights::restore(recipe, engine, c, &groups)?;
+                if c.index.data.samples != samples {
+                    tell(Event::Warning(Diagnostic::warning(
+                        "W0009",
+                        format!("the data had {} samples before, now {samples}", c.index.data.samples),
+                    )));
+                }
+            }
+            None => {
+                engine.init(seed)?;
+                for load in &recipe.loads {
+                    weights::load(recipe, engine, load)?;
+                }
+            }
+        }
+        if let Some(aside) = saver.set_aside(from.map(|c| c.index.step))? {
+            tell(Event::Note(format!("older checkpoints are now in {}", aside.display())));
+        }
+        let data = loader.map(|l| Prefetcher::start(l, step..recipe.steps, AHEAD)).transpose()?;
+        let lines = match &request.metrics {
+            Some(path) if from.is_some() => Some(JsonLines::resume(path, step)?),
+            Some(path) => Some(JsonLines::create(path)?),
+            None => None,
+        };
+        Ok(Run {
+            recipe,
+            watched: request.watched,
+            step,
+            seed,
+            data,
+            samples,
+            chars,
+            pass,
+            saver,
+            last_saved: from.map(|c| c.path().to_path_buf()),
+            snapshot: from.map(|c| c.index.step),
+            failed_save: None,
+            lines,
+            events: EventFile::create(&request.out)?,
+            train: Vec::new(),
+            valid: Vec::new(),
+            skipped: 0,
+            speed: Speed::default(),
+        })
+    }
+
+    /// Whether a signal ended it.
+    fn go(&mut self, engine: &mut dyn Engine, stop: &StopFlag, tell: Tell) -> Result<bool, Stop> {
+        let empty = Batch::new(&[]);
+        let first = self.step;
+        while self.step < self.recipe.steps && !stop.requested() {
+            let start = Instant::now();
+            let figures = match &mut self.data {
+                Some(data) => {
+                    let batch = data.next_batch()?.ok_or_else(|| RuntimeError::internal("the data ended early"))?;
+                    let figures = engine.run(Routine::Train, self.seed, self.step, &batch);
+                    data.recycle(batch);
+                    figures?
+                }
+                None => engine.run(Routine::Train, self.seed, self.step, &empty)?,
+            };
+            self.step += 1;
+            self.speed.step(start.elapsed().as_secs_f64());
+            let loss = total(&figures);
+            self.train.push((self.step, loss));
+            if !loss.is_finite() {
+                return Err(self.not_finite(loss, &figures));
+            }
+            let valid = self.validate(false, engine, stop, tell)?;
+            self.report(loss, &figures, valid, first, tell)?;
+            if self.recipe.save_every.is_some_and(|n| self.step.is_multiple_of(n)) {
+                self.save(engine, tell);
+            }
+            let outcome = self.saver.poll();
+            self.saved(outcome, tell);
+        }
+        let interrupted = self.step < self.recipe.steps;
+        if !interrupted && self.valid.last().is_none_or(|v| v.0 != self.step) && self.step > first {
+            self.validate(true, engine, stop, tell)?;
+        }
+        if self.snapshot != Some(self.step) {
+            self.save(engine, tell);
+        }
+        if self.skipped > 0 {
+            tell(Event::Note(format!("{} steps were skipped, since f16 gradients overflowed", self.skipped)));
+        }
+        Ok(interrupted)
+    }
+
+    /// The loss on validation data where this step is one to measure it.
+    fn validate(
+        &mut self,
+        end: bool,
+        engine: &mut dyn Engine,
+        stop: &StopFlag,
+        tell: Tell,
+    ) -> Result<Option<f64>, Stop> {
+        let every = self.recipe.valid.as_ref().and_then(|v| v.every);
+        let due = end || every.is_some_and(|n| self.step.is_multiple_of(n)) || self.step == self.recipe.steps;
+        let Some(pass) = self.pass.as_mut().filter(|_| due) else { return Ok(None) };
+        let Some(result) = pass.run(engine, self.seed, stop, &mut |_| {})? else { return Ok(None) };
+        let loss = result.loss;
+        self.valid.push((self.step, loss));
+        tell(Event::Valid { step: self.step, result });
+        Ok(Some(loss))
+    }
+
+    fn report(
+        &mut self,
+        loss: f64,
+        figures: &[Figure],
+        valid: Option<f64>,
+        first: u64,
+        tell: Tell,
+    ) -> Result<(), Stop> {
+        let steps = self.recipe.steps;
+        let every = self.recipe.log_every.unwrap_or_else(|| (steps / LOGGED).max(1));
+        let logged = self.step.is_multiple_of(every) || self.step == first + 1 || self.step == steps;
+        let mut figures = named(figures);
+        self.skipped += figures.iter().filter(|(n, x)| n == "skipped" && *x > 0.0).count() as u64;
+        let rate = self.recipe.units as f64 / self.speed.seconds.max(1e-9);
+        let grad_norm = figures.iter().find(|f| f.0 == "grad_norm").map(|f| f.1);
+        let recorded = self.recipe.log_every.is_none_or(|n| self.step.is_multiple_of(n)) || logged || valid.is_some();
+        if recorded {
+            let others = figures.iter().filter(|f| f.0 != "grad_norm").cloned().collect();
+            let record = Record {
+                step: self.step,
+                loss: Some(loss),
+                valid_loss: valid,
+                grad_norm,
+                tokens_per_s: Some(rate),
+                others,
+            };
+            if let Some(lines) = &mut self.lines {
+                lines.write(&record)?;
+            }
+            if logged || valid.is_some() {
+                self.events.write(&record)?;
+            }
+        }
+        let left = self.speed.seconds * (steps - self.step) as f64;
+        figures.retain(|f| f.0 != "skipped");
+        tell(Event::Step(Progress { step: self.step, steps, loss, rate, left, logged, figures }));
+        Ok(())
+    }
+
+    fn save(&mut self, engine: &dyn Engine, tell: Tell) {
+        let spare = self.saver.recycle().map_or(Vec::new(), |s| s.groups);
+        let snapshot = Snapshot {
+            step: self.step,
+            seed: self.seed,
+            data: DataPosition { batch: self.step, samples: self.samples },
+            chars: self.chars.clone(),
+            extra: serde_json::json!({"item": self.recipe.name, "model": self.recipe.model,
+                "precision": self.recipe.precision}),
+            groups: weights::save(self.recipe, engine, spare),
+        };
+        self.snapshot = Some(self.step);
+        let before = self.saver.save(snapshot);
+        self.saved(before, tell);
+    }
+
+    /// A failed save harms nothing that is there: training goes on, and the run fails only if the last one failed.
+    fn saved(&mut self, outcome: Option<Result<Saved, RuntimeError>>, tell: Tell) {
+        match outcome {
+            None => {}
+            Some(Ok(saved)) => {
+                self.failed_save = None;
+                self.last_saved = Some(saved.path.clone());
+                tell(Event::Saved { step: saved.step, path: saved.path });
+            }
+            Some(Err(e)) => {
+                if let Some(earlier) = self.failed_save.replace(e) {
+                    let mut d = super::findings::diagnostic(earlier);
+                    d.severity = crate::diag::Severity::Warning;
+                    tell(Event::Warning(d));
+                }
+            }
+        }
+    }
+
+    fn not_finite(&self, loss: f64, figures: &[Figure]) -> Stop {
+        let mut e = RuntimeError::new("E0810", format!("the loss of step {} is {loss}", self.step));
+        for f in figures.iter().filter(|f| f.loss && f.values.iter().any(|x| !x.is_finite())) {
+            e = e.note(format!("loss term `{}` is {}", f.name, f.values[0]));
+        }
+        e = match &self.last_saved {
+            Some(path) => e.note(format!("the last checkpoint is {}", path.display())),
+            None => e.note("there is no checkpoint yet"),
+        };
+        if self.watched {
+            return e.help("the step before was finite: look at the learning rate").into();
+        }
+        e.help("run again with `--debug-nan`, which names the first value that went bad; or lower the learning rate")
+            .into()
+    }
+}
+
+/// The training data; none where the model has no inputs.
+fn open_data(recipe: &Recipe, seed: u64, chars: Option<&CharTable>) -> Result<Option<Loader>, Stop> {
+    if recipe.inputs.is_empty() {
+        return Ok(None);
+    }
+    let Some(spec) = &recipe.data else {
+        let names: Vec<&str> = recipe.inputs.iter().map(|i| i.name.as_str()).collect();
+        return Err(RuntimeError::new("E0701", format!("nothing feeds the inputs {}", names.join(", ")))
+            .help("add `data ..` to the train item")
+            .into());
+    };
+    Ok(Some(Loader::open(spec, &recipe.inputs, Order::Train { seed }, chars)?))
+}
+
+/// Said once: a pass has whole batches only.
+pub fn left_out(samples: u64) -> Diagnostic {
+    Diagnostic::warning(
+        "W0007",
+        format!("the last {samples} samples of the validation data fill no batch and are left out"),
+    )
+    .help("choose a batch size that divides their number to use all")
+}
+
+/// How long a step takes: a mean in which the past fades.
+#[derive(Default)]
+struct Speed {
+    seconds: f64,
+    steps: u64,
+}
+
+impl Speed {
+    /// The first steps count little: they fill caches.
+    fn step(&mut self, seconds: f64) {
+        self.steps += 1;
+        let weight = if self.steps <= 3 { 1.0 } else { 0.1 };
+        self.seconds += weight * (seconds - self.seconds);
+    }
+}

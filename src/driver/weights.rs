@@ -1,0 +1,116 @@
+//! The state of a run as tensors: into snapshots and out of checkpoints, and weights to begin with.
+
+use super::engine::{Engine, Slot};
+use super::findings::Stop;
+use super::recipe::{Load, Recipe};
+use crate::program::Role;
+use crate::runtime::RuntimeError;
+use crate::runtime::checkpoint::{Checkpoint, Group, Tensor, TensorInfo, Weights};
+
+/// Groups of a checkpoint: weights and model state are what evaluation and sampling need.
+pub const MODEL: &str = "model";
+pub const OPTIMIZER: &str = "optimizer";
+pub const AVERAGE: &str = "average";
+
+fn group_of(role: Role) -> &'static str {
+    match role {
+        Role::Param | Role::Model | Role::Input => MODEL,
+        Role::Optimizer | Role::Scaling | Role::Cache => OPTIMIZER,
+        Role::Average => AVERAGE,
+    }
+}
+
+/// All persistent arrays of a group.
+fn slots<'r>(recipe: &'r Recipe, group: &str) -> Vec<(Slot, &'r TensorInfo)> {
+    let params = recipe.params.iter().enumerate().filter(|_| group == MODEL).map(|(i, t)| (Slot::Param(i), t));
+    let states = recipe.states.iter().enumerate().filter(|(_, (_, role))| group_of(*role) == group);
+    params.chain(states.map(|(i, (t, _))| (Slot::State(i), t))).collect()
+}
+
+/// Copies everything out; `spare` gives buffers of an earlier snapshot.
+pub fn save(recipe: &Recipe, engine: &dyn Engine, spare: Vec<Group>) -> Vec<Group> {
+    let mut buffers = spare.into_iter().flat_map(|g| g.tensors).map(|t| t.bytes);
+    let mut groups = Vec::new();
+    for name in [MODEL, OPTIMIZER, AVERAGE] {
+        let mut tensors = Vec::new();
+        for (slot, info) in slots(recipe, name) {
+            let mut bytes = buffers.next().unwrap_or_default();
+            engine.read(slot, &mut bytes);
+            tensors.push(Tensor { info: info.clone(), bytes });
+        }
+        if !tensors.is_empty() {
+            groups.push(Group { name: name.to_string(), tensors });
+        }
+    }
+    groups
+}
+
+/// Reads groups of a checkpoint into the engine.
+pub fn restore(
+    recipe: &Recipe,
+    engine: &mut dyn Engine,
+    from: &Checkpoint,
+    groups: &[&str],
+) -> Result<(), RuntimeError> {
+    // Nothing is written before everything is known to fit.
+    for group in groups {
+        let infos: Vec<TensorInfo> = slots(recipe, group).into_iter().map(|(_, t)| t.clone()).collect();
+        from.expect(group, &infos)?;
+    }
+    for group in groups {
+        let slots = slots(recipe, group);
+        from.read_each(group, &mut |info, bytes| {
+            if let Some((slot, _)) = slots.iter().find(|(_, t)| t.name == info.name) {
+                engine.write(*slot, bytes);
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// The groups that evaluation and sampling need.
+pub fn groups_of_use(recipe: &Recipe) -> Vec<&'static str> {
+    if recipe.averages.is_empty() { vec![MODEL] } else { vec![MODEL, AVERAGE] }
+}
+
+/// Sets parameters to weights of a file, by their own names.
+pub fn load(recipe: &Recipe, engine: &mut dyn Engine, load: &Load) -> Result<(), Stop> {
+    let weights = Weights::open(&load.path)?;
+    for n in &load.params {
+        let want = &recipe.params[*n];
+        let Some((_, shape)) = weights.info(&want.name) else {
+            return Err(RuntimeError::new(
+                "E0807",
+                format!("`{}` has no tensor `{}`", load.path.display(), want.name),
+            )
+            .help("name the parameters that it has by `on`, or translate its names by a `weights` item: `load .. with map`")
+            .into());
+        };
+        if shape != want.shape {
+            return Err(RuntimeError::new(
+                "E0807",
+                format!(
+                    "`{}` of `{}` has shape {shape:?}, the model's has {:?}",
+                    want.name,
+                    load.path.display(),
+                    want.shape
+                ),
+            )
+            .help("translate its order of axes by a `weights` item: `load .. with map`")
+            .into());
+        }
+        engine.write(Slot::Param(*n), &weights.read(&want.name, want.dtype)?);
+    }
+    begin_averages(recipe, engine);
+    Ok(())
+}
+
+/// Averages begin at the weights.
+fn begin_averages(recipe: &Recipe, engine: &mut dyn Engine) {
+    let mut bytes = Vec::new();
+    for (param, state) in &recipe.averages {
+        engine.read(Slot::Param(*param), &mut bytes);
+        engine.write(Slot::State(*state), &bytes);
+    }
+}
