@@ -97,7 +97,8 @@ fn event_shown(event: Event, progress: &mut Progress, out: &mut Output) {
         }
         Event::Step(p) => progress.step(&p, out),
         Event::Valid { step, result } => {
-            let figures: Vec<String> = result.figures.iter().map(|(n, x)| format!(", {n} {}", show::number(*x))).collect();
+            let figures: Vec<String> =
+                result.figures.iter().map(|(n, x)| format!(", {n} {}", show::number(*x))).collect();
             let line = format!("step {step}: validation loss {}{}", show::number(result.loss), figures.concat());
             progress.line(out, &line);
         }

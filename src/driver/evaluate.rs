@@ -77,10 +77,8 @@ impl Pass {
             }
             each(n + 1);
         }
-        let means: Vec<Figure> = sums
-            .into_iter()
-            .map(|(f, n)| Figure { values: f.values.iter().map(|x| x / n).collect(), ..f })
-            .collect();
+        let means: Vec<Figure> =
+            sums.into_iter().map(|(f, n)| Figure { values: f.values.iter().map(|x| x / n).collect(), ..f }).collect();
         Ok(Some(Evaluation { loss: total(&means), figures: named(&means), batches: self.batches }))
     }
 }

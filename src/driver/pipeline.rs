@@ -11,8 +11,9 @@ use crate::codegen::cpu::Target;
 use crate::diag::{Diagnostic, Sink, did_you_mean};
 use crate::elaborate::train::TrainFacts;
 use crate::elaborate::{Elab, Mode};
-use crate::ir::{Graph, OutputKind, StateKind};
+use crate::ir::{Graph, OutputKind, StateKind, prune};
 use crate::kernel::{self, Module};
+use crate::memory;
 use crate::program::{Program, Role};
 use crate::runtime::checkpoint::TensorInfo;
 use crate::source::{SourceMap, World};
@@ -74,6 +75,10 @@ pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
         eval.outputs.retain(|o| matches!(o.kind, OutputKind::Loss | OutputKind::Metric));
     });
     p.graph("eval", &eval, &c.sources)?;
+    let [train, eval, init] = p.run("prune", || [train, eval, init].map(|g| prune::prune(&g)));
+    for (name, graph) in [("train-pruned", &train), ("eval-pruned", &eval), ("init-pruned", &init)] {
+        p.graph(name, graph, &c.sources)?;
+    }
     let findings = Findings { sources: c.sources, sink: found };
     Ok(Graphs { findings, recipe, train, eval, init, timings: p.timings })
 }
@@ -83,6 +88,8 @@ pub fn program(g: &mut Graphs, options: &Options) -> Outcome<Program> {
     let mut p = Passes::new(options);
     let sources = g.findings.sources.clone();
     let mut module = p.run("lower", || lowered(g, &sources, options));
+    // Offsets come last: they need the final list of steps.
+    p.run("plan memory", || module.program.routines.iter_mut().for_each(memory::plan));
     p.text("kernel", || kernel::print::print(&module))?;
     let target = target()?;
     let code = p.run("generate code", || target.compile(&module.kernels, options.thread_count()));
