@@ -1,13 +1,12 @@
-//! Rewrites a graph before lowering: common subexpressions are shared, dead operations dropped, what has no kernel of its
-//! own is expressed by what has.
+//! Rewrites a graph before lowering: what nobody needs is dropped, what has no kernel of its own is expressed by what has.
 //!
 //! - a loop's captures of constants and iotas become constants of its body;
 //! - products that are no matrix products (a scalar on both sides) become multiplications and sums;
 //! - a large reduction to few elements becomes two, so that the first has rows to spread over threads.
 
+use crate::ir::prune::prune;
 use crate::ir::*;
 use crate::types::{DType, MapOp, ReduceKind};
-use std::collections::HashMap;
 
 /// A reduction with fewer rows than this does not keep threads busy ..
 const FEW_ROWS: usize = 32;
@@ -15,23 +14,19 @@ const FEW_ROWS: usize = 32;
 const MUCH_WORK: usize = 1 << 14;
 
 pub(super) fn prepare(graph: &Graph) -> Graph {
+    let graph = prune(graph);
     let values = graph.values.len();
-    let mut pass =
-        Prepare { graph: graph.clone(), become_: (0..values as u32).map(ValueId).collect(), live: vec![false; values] };
+    let mut pass = Prepare { become_: (0..values as u32).map(ValueId).collect(), graph };
     pass.block(ENTRY, Vec::new());
     for i in 0..pass.graph.outputs.len() {
-        let v = pass.now(pass.graph.outputs[i].value);
-        pass.graph.outputs[i].value = v;
-        pass.mark(v);
+        pass.graph.outputs[i].value = pass.now(pass.graph.outputs[i].value);
     }
-    pass.sweep(ENTRY);
     pass.graph
 }
 
 struct Prepare {
     graph: Graph,
     become_: Vec<ValueId>,
-    live: Vec<bool>,
 }
 
 impl Prepare {
@@ -39,15 +34,10 @@ impl Prepare {
         self.become_[v.index()]
     }
 
-    fn mark(&mut self, v: ValueId) {
-        self.live[v.index()] = true;
-    }
-
     fn new_value(&mut self, dtype: DType, dims: Vec<DimId>, block: BlockId, def: Def, name: Option<String>) -> ValueId {
         let id = ValueId(self.graph.values.len() as u32);
         self.graph.values.push(Value { dtype, dims, block, def, name });
         self.become_.push(id);
-        self.live.push(false);
         id
     }
 
@@ -64,7 +54,6 @@ impl Prepare {
     fn block(&mut self, block: BlockId, constants: Vec<(ValueId, OpId)>) {
         let old = std::mem::take(&mut self.graph.blocks[block.index()].ops);
         let mut done: Vec<OpId> = Vec::with_capacity(old.len());
-        let mut known: HashMap<Vec<u8>, Vec<ValueId>> = HashMap::new();
         for (param, outer) in constants {
             let Value { dtype, dims, .. } = self.graph.value(param).clone();
             let op = self.graph.op(outer).op.clone();
@@ -88,16 +77,6 @@ impl Prepare {
                 self.block(body, inner);
                 done.push(id);
                 continue;
-            }
-            if let Some(key) = self.key(id) {
-                let results = self.graph.op(id).results.clone();
-                if let Some(same) = known.get(&key) {
-                    for (r, s) in results.iter().zip(same.clone()) {
-                        self.become_[r.index()] = s;
-                    }
-                    continue;
-                }
-                known.insert(key, results);
             }
             match op {
                 Op::Dot { ref contract } if self.is_no_matrix_product(&args, contract) => {
@@ -135,18 +114,6 @@ impl Prepare {
         self.graph.ops[id.index()].args = kept_args;
         self.graph.blocks[body.index()].params = kept_params;
         constants
-    }
-
-    /// Equal keys: equal values. None for what is not worth sharing.
-    fn key(&self, id: OpId) -> Option<Vec<u8>> {
-        let op = self.graph.op(id);
-        match &op.op {
-            Op::Constant(Constant::Elements(data)) if data.len() > 64 => return None,
-            Op::Loop { .. } => return None,
-            _ => {}
-        }
-        let types: Vec<DType> = op.results.iter().map(|r| self.graph.value(*r).dtype).collect();
-        postcard::to_stdvec(&(&op.op, &op.args, types)).ok()
     }
 
     /// One side has no dims of its own: a matrix times a vector, an inner product, a scaling.
@@ -229,43 +196,5 @@ impl Prepare {
         }
         self.graph.values[value.index()].name = self.graph.value(results[0]).name.clone();
         self.become_[results[0].index()] = value;
-    }
-
-    /// Drops operations whose results nobody uses; a loop's captures that its body does not use go as well.
-    fn sweep(&mut self, block: BlockId) {
-        let ops = std::mem::take(&mut self.graph.blocks[block.index()].ops);
-        let mut kept: Vec<OpId> = Vec::with_capacity(ops.len());
-        for id in ops.into_iter().rev() {
-            if !self.graph.op(id).results.iter().any(|r| self.live[r.index()]) {
-                continue;
-            }
-            if let Op::Loop { body, carries, .. } = self.graph.op(id).op {
-                for r in self.graph.block(body).results.clone() {
-                    self.mark(r);
-                }
-                self.sweep(body);
-                self.drop_captures(id, body, carries as usize);
-            }
-            for a in self.graph.op(id).args.clone() {
-                self.mark(a);
-            }
-            kept.push(id);
-        }
-        kept.reverse();
-        self.graph.blocks[block.index()].ops = kept;
-    }
-
-    fn drop_captures(&mut self, id: OpId, body: BlockId, carries: usize) {
-        let params = self.graph.block(body).params.clone();
-        let args = self.graph.op(id).args.clone();
-        let used: Vec<bool> =
-            params[1..].iter().enumerate().map(|(i, p)| i < carries || self.live[p.index()]).collect();
-        let keep = |list: &[ValueId]| -> Vec<ValueId> {
-            list.iter().zip(&used).filter(|(_, u)| **u).map(|(v, _)| *v).collect()
-        };
-        self.graph.ops[id.index()].args = keep(&args);
-        let mut kept = vec![params[0]];
-        kept.extend(keep(&params[1..]));
-        self.graph.blocks[body.index()].params = kept;
     }
 }
