@@ -12,9 +12,9 @@ use crate::ir::*;
 use std::collections::HashSet;
 
 /// Nodes with fewer rows leave threads idle ..
-const FEW_ROWS: usize = 32;
+const FEW_ROWS: usize = 8;
 /// .. which does not matter below this number of elements.
-const LITTLE_WORK: usize = 1 << 13;
+const LITTLE_WORK: usize = 256;
 /// Bounds the size of a kernel.
 const MAX_MEMBERS: usize = 128;
 
@@ -170,7 +170,7 @@ impl Lowerer<'_, '_> {
                 return false;
             }
             // What is written with an inner loop must have it as its minor dims.
-            if dims[..rows.len()].iter().any(|d| !rows.contains(d)) {
+            if self.order_of(v)[..rows.len()].iter().any(|d| !rows.contains(d)) {
                 return false;
             }
         }

@@ -13,6 +13,7 @@ mod finish;
 mod group;
 mod kernels;
 mod library;
+mod order;
 mod prepare;
 mod repeat;
 mod values;
@@ -25,7 +26,7 @@ use crate::types::DType;
 use group::Node;
 use indexmap::IndexMap;
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashSet};
+use std::collections::{BinaryHeap, HashMap, HashSet};
 
 /// Where the elements of a value lie: element (i0, i1, ..) of its dims is at `offset + sum of i * stride` elements after
 /// the start of the buffer of `root`.
@@ -65,6 +66,8 @@ struct Lowerer<'m, 's> {
     routine: Routine,
     /// Slots of params, states, inputs.
     slots: [Vec<u32>; 3],
+    /// Declared orders of parameters, by their dims in order of number.
+    param_orders: HashMap<Vec<DimId>, Vec<DimId>>,
     /// Who uses a value (operations of its block, each once).
     users: Vec<Vec<OpId>>,
     /// Whether something needs the value at an address.
@@ -92,11 +95,18 @@ pub(super) fn lower(module: &mut Module<'_>, name: &str, graph: &Graph, options:
     let graph = prepare::prepare(graph);
     let slots = module.slots(&graph);
     let n = graph.values.len();
+    let mut param_orders: HashMap<Vec<DimId>, Vec<DimId>> = HashMap::new();
+    for param in &graph.params {
+        let mut key = param.dims.clone();
+        key.sort_unstable();
+        param_orders.entry(key).or_insert_with(|| param.dims.clone());
+    }
     let mut low = Lowerer {
         module,
         options: *options,
         routine: Routine { name: name.to_string(), ..Routine::default() },
         slots,
+        param_orders,
         users: vec![Vec::new(); n],
         need: vec![false; n],
         status: vec![Status::Unknown; n],

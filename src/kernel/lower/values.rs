@@ -161,7 +161,7 @@ impl Lowerer<'_, '_> {
                 self.member(v, self.args_cost(&op.args) + 1, inputs);
             }
             Op::Dot { .. } => {
-                let order = self.graph.value(v).dims.clone();
+                let order = self.dot_order(id);
                 self.place_root(v, &order, Status::Memory);
             }
             Op::ArgSort { .. } | Op::TopK { .. } | Op::PackPlace { .. } | Op::Draw { .. } | Op::Scatter { .. } => {
@@ -268,7 +268,7 @@ impl Lowerer<'_, '_> {
     }
 
     fn member(&mut self, v: ValueId, cost: u32, inputs: Vec<Source>) {
-        let order = self.graph.value(v).dims.clone();
+        let order = self.member_order(v, &inputs);
         self.place_root(v, &order, Status::Member);
         self.inputs[v.index()] = inputs;
         self.cost[v.index()] = cost;
