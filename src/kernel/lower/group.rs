@@ -14,7 +14,7 @@ use std::collections::HashSet;
 /// Nodes with fewer rows leave threads idle ..
 const FEW_ROWS: usize = 8;
 /// .. which does not matter below this number of elements.
-const LITTLE_WORK: usize = 256;
+const LITTLE_WORK: usize = 32;
 /// Bounds the size of a kernel.
 const MAX_MEMBERS: usize = 128;
 
