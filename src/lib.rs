@@ -15,5 +15,6 @@ pub mod resolve;
 pub mod runtime;
 pub mod source;
 pub mod stage;
+pub mod stream;
 pub mod syntax;
 pub mod types;

@@ -20,6 +20,7 @@ pub mod instance;
 pub mod loops;
 pub mod model;
 pub mod ordinals;
+pub mod sample;
 pub mod settings;
 pub mod stmt;
 pub mod train;

@@ -78,7 +78,7 @@ impl<'a> Elab<'a> {
         val
     }
 
-    fn statement(&mut self, s: &'a Stmt, last: bool, declared: Option<&[Vec<DimId>]>) -> Val {
+    pub(super) fn statement(&mut self, s: &'a Stmt, last: bool, declared: Option<&[Vec<DimId>]>) -> Val {
         match &s.kind {
             StmtKind::Expr(e) => return self.expression(e, last, declared),
             StmtKind::Let { names, tuple, ty, value } => self.let_stmt(names, *tuple, ty.as_ref(), value),
