@@ -2,10 +2,11 @@
 
 use crate::diag::{Diagnostic, Sink};
 use crate::elaborate::{Elab, Mode, Settings};
-use crate::ir::{Builder, Param, ParamId, StateKind, ValueId};
+use crate::ir::{Builder, Param, ParamId, StateKind, ValueId, prune};
 use crate::resolve::{self, ItemRef, Program};
-use crate::source::{Memory, SourceMap, World};
-use crate::syntax::ast::{ItemKind, Train};
+use crate::source::{Memory, SourceMap, Span, World};
+use crate::stream;
+use crate::syntax::ast::{ItemKind, Sample, Train};
 use crate::types::DType;
 use std::path::{Path, PathBuf};
 
@@ -47,6 +48,14 @@ pub fn load(request: &Request, world: &dyn World) -> Checked {
     Checked { sources, sink, program, settings, models: Vec::new() }
 }
 
+/// A program whose sample item feeds an input back, though its values depend on later positions.
+pub fn not_streamable(p: stream::Problem, feed: Span) -> Diagnostic {
+    Diagnostic::error("E0408", p.message)
+        .at(p.span.unwrap_or(feed), "this cannot be computed position by position")
+        .and(feed, "fed back here")
+        .help("mask reductions over positions by `iota[key] <= iota[seq]`, or sample without `feed`")
+}
+
 /// Reads a program and walks all its models.
 pub fn check(request: &Request, world: &dyn World) -> Checked {
     let mut c = load(request, world);
@@ -67,6 +76,23 @@ pub fn check(request: &Request, world: &dyn World) -> Checked {
             found.extend(std::mem::take(&mut e.sink));
         }
     }
+    if !found.has_errors() && !c.sink.has_errors() {
+        for item in c.program.main_items(sample_item) {
+            let mut e = Elab::new(&c.program, c.settings.clone(), Mode::STREAM, DType::F32);
+            let facts = e.sample(item);
+            used.extend(std::mem::take(&mut e.used_defs));
+            names.extend(std::mem::take(&mut e.used_names));
+            found.extend(std::mem::take(&mut e.sink));
+            if found.has_errors() {
+                continue;
+            }
+            if let Some(feed) = facts.feed
+                && let Err(p) = stream::stream(&prune::prune(&e.b.finish()), feed.input, feed.dim, 1)
+            {
+                found.push(not_streamable(p, feed.span));
+            }
+        }
+    }
     let mut rest = Elab::new(&c.program, c.settings.clone(), Mode::TRAIN, DType::F32);
     rest.used_defs = used;
     rest.used_names = names;
@@ -77,6 +103,13 @@ pub fn check(request: &Request, world: &dyn World) -> Checked {
     found.extend(rest.sink);
     c.sink.extend(found);
     c
+}
+
+fn sample_item(item: &ItemKind) -> Option<&Sample> {
+    match item {
+        ItemKind::Sample(s) => Some(s),
+        _ => None,
+    }
 }
 
 fn train_item(item: &ItemKind) -> Option<&Train> {
