@@ -126,7 +126,7 @@ impl Step {
         last.expect("a batch that divides")
     }
 
-    fn refused(self, name: &str) -> partita::diag::Diagnostic {
+    fn refused(self, name: &str) -> Box<partita::diag::Diagnostic> {
         let whole = self.b.finish();
         sound(name, &whole);
         let d = accumulate(&whole, self.batch, 2).expect_err(name);

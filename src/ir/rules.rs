@@ -446,16 +446,17 @@ impl Check<'_> {
                 return fail(format!("carry or capture {p} has another type than {a}"));
             }
         }
-        for c in 0..carries {
-            if !alike(block.results[c], block.params[1 + c]) || !alike(results[c], block.results[c]) {
-                return fail(format!("carry {c} changes its type"));
+        for (c, (inner, outer)) in block.results.iter().zip(results).enumerate() {
+            if c < carries {
+                if !alike(*inner, block.params[1 + c]) || !alike(*outer, *inner) {
+                    return fail(format!("carry {c} changes its type"));
+                }
+                continue;
             }
-        }
-        for c in carries..results.len() {
-            let (inner, outer) = (g.value(block.results[c]), g.value(results[c]));
-            let dims = [inner.dims.as_slice(), &[dim]].concat();
-            if inner.dtype != outer.dtype || inner.dims.contains(&dim) || !same_dims(&dims, &outer.dims) {
-                return fail(format!("collected value {} does not have the type of {}", results[c], block.results[c]));
+            let (i, o) = (g.value(*inner), g.value(*outer));
+            let dims = [i.dims.as_slice(), &[dim]].concat();
+            if i.dtype != o.dtype || i.dims.contains(&dim) || !same_dims(&dims, &o.dims) {
+                return fail(format!("collected value {outer} does not have the type of {inner}"));
             }
         }
         Ok(())

@@ -19,14 +19,12 @@ use crate::types::{DType, MapOp, ReduceKind};
 use std::collections::HashMap;
 
 /// The step in `parts` microbatches along `sample`.
-pub fn accumulate(graph: &Graph, sample: DimId, parts: usize) -> Result<Graph, Diagnostic> {
+pub fn accumulate(graph: &Graph, sample: DimId, parts: usize) -> Result<Graph, Box<Diagnostic>> {
     let Dim { name, size, .. } = graph.dim(sample);
-    if parts == 0 || size % parts != 0 {
-        return Err(Diagnostic::error(
-            "E0304",
-            format!("the size {size} of the sample dim `{name}` does not divide into {parts} microbatches"),
-        )
-        .help(format!("choose a number of microbatches that divides {size}")));
+    if parts == 0 || !size.is_multiple_of(parts) {
+        let why = format!("the size {size} of the sample dim `{name}` does not divide into {parts} microbatches");
+        let cure = format!("choose a number of microbatches that divides {size}");
+        return Err(Box::new(Diagnostic::error("E0304", why).help(cure)));
     }
     let graph = prune::prune(graph);
     if parts == 1 {
@@ -101,7 +99,7 @@ impl<'a> Facts<'a> {
     }
 
     /// No backward pass may need, for its samples, what depends on parameters by way of the whole batch.
-    fn check(&mut self) -> Result<(), Diagnostic> {
+    fn check(&mut self) -> Result<(), Box<Diagnostic>> {
         for id in &self.g.block(ENTRY).ops {
             let op = self.g.op(*id);
             if op.phase != Phase::Backward || !in_loops(op, self.classes) {
@@ -115,7 +113,7 @@ impl<'a> Facts<'a> {
         Ok(())
     }
 
-    fn complaint(&self, total: OpId, mixed: Option<OpId>) -> Diagnostic {
+    fn complaint(&self, total: OpId, mixed: Option<OpId>) -> Box<Diagnostic> {
         let d = Diagnostic::error("E0601", "a value of the whole batch would be cut by microbatches");
         let span = |id: OpId| self.g.op(id).span;
         let forward = mixed.filter(|id| self.g.op(*id).phase == Phase::Forward).and_then(span);
@@ -127,7 +125,9 @@ impl<'a> Facts<'a> {
             (None, Some(t)) => d.at(t, "a loss depends on this value of the whole batch other than linearly"),
             (None, None) => d,
         };
-        d.help("leave out `microbatches`, or write `samples NAME in N slices` in the train item and compute per slice")
+        Box::new(d.help(
+            "leave out `microbatches`, or write `samples NAME in N slices` in the train item and compute per slice",
+        ))
     }
 }
 

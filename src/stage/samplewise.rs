@@ -45,7 +45,7 @@ impl Samples {
                 let Op::Reshape { groups } = &op.op else { continue };
                 for (from, to) in groups {
                     let (Some(f), Some(t)) = (from.first(), to.first()) else { continue };
-                    if dims.contains_key(f) && g.size(*t) % parts == 0 {
+                    if dims.contains_key(f) && g.size(*t).is_multiple_of(parts) {
                         dims.entry(*t).or_insert(g.size(*t) / parts);
                     }
                 }
@@ -67,7 +67,7 @@ impl Samples {
 }
 
 /// The class of every value (by id), or the first operation that mixes samples.
-pub fn classify(g: &Graph, samples: &Samples) -> Result<Vec<Class>, Diagnostic> {
+pub fn classify(g: &Graph, samples: &Samples) -> Result<Vec<Class>, Box<Diagnostic>> {
     let mut c = Classifier { g, samples, classes: vec![Class::Outside; g.values.len()], may_sum: vec![] };
     c.block(ENTRY)?;
     Ok(c.classes)
@@ -82,7 +82,7 @@ struct Classifier<'a> {
 }
 
 impl Classifier<'_> {
-    fn block(&mut self, id: BlockId) -> Result<(), Diagnostic> {
+    fn block(&mut self, id: BlockId) -> Result<(), Box<Diagnostic>> {
         for op_id in &self.g.block(id).ops {
             let op = self.g.op(*op_id);
             self.operation(op, id != ENTRY).map_err(|what| self.complaint(op, &what))?;
@@ -90,16 +90,16 @@ impl Classifier<'_> {
         Ok(())
     }
 
-    fn complaint(&self, op: &Operation, what: &str) -> Diagnostic {
+    fn complaint(&self, op: &Operation, what: &str) -> Box<Diagnostic> {
         let name = &self.g.dim(*self.samples.dims.first().expect("a sample dim").0).name;
         let d = Diagnostic::error("E0601", format!("{what}, so the batch cannot be cut into microbatches here"));
         let d = match op.span {
             Some(span) => d.at(span, format!("works across samples of `{name}`")),
             None => d,
         };
-        d.help(format!(
+        Box::new(d.help(format!(
             "leave out `microbatches`, or write `samples {name} in N slices` in the train item and compute per slice"
-        ))
+        )))
     }
 
     fn class(&self, v: ValueId) -> Class {
