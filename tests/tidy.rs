@@ -17,6 +17,7 @@ const EDGES: &[(&str, &str)] = &[
     ("check", "source diag types syntax resolve ops"),
     ("elaborate", "source diag types syntax resolve check ir ops"),
     ("autodiff", "source diag types ir ops"),
+    ("stage", "source diag types ir ops"),
     ("interp", "source types ir ops"),
     ("kernel", "source types ir program"),
     ("memory", "source types kernel program"),
