@@ -44,8 +44,12 @@ pub fn unpack(dtype: DType, bytes: &[u8]) -> Vec<f64> {
 
 /// A program of one routine.
 pub fn compile(graph: &Graph, options: &Options) -> Program {
-    let texts = SourceMap::default();
-    let mut module = Module::new(&texts);
+    compile_of(graph, options, &SourceMap::default())
+}
+
+/// A program that knows its source text.
+pub fn compile_of(graph: &Graph, options: &Options, texts: &SourceMap) -> Program {
+    let mut module = Module::new(texts);
     module.add("test", graph, options);
     let (mut program, kernels) = (module.program, module.kernels);
     program.routines.iter_mut().for_each(memory::plan);
