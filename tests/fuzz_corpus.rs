@@ -32,6 +32,22 @@ fn the_corpus_passes_all_checks() {
         let sound = checks::parse(&bytes);
         assert_eq!(sound, !name.ends_with("broken.pta"), "{name}");
         checks::fmt_idempotent(&bytes);
+        if name.contains("corpus") {
+            checks::check_source(&bytes);
+        }
+    }
+}
+
+#[test]
+fn mutated_programs_are_checked_in_peace() {
+    let programs: Vec<String> = texts().into_iter().filter_map(|(_, b)| String::from_utf8(b).ok()).collect();
+    let pieces: Vec<&str> = programs.iter().flat_map(|t| pieces(t)).collect();
+    let small: Vec<&String> = programs.iter().filter(|p| p.len() < 5000).collect();
+    let mut rng = Rng(0xD1B5_4A32_D192_ED03);
+    let deadline = deadline();
+    while Instant::now() < deadline {
+        let text = tokens_changed(small[rng.below(small.len())], &pieces, &mut rng);
+        checks::check_source(text.as_bytes());
     }
 }
 

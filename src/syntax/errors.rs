@@ -74,7 +74,7 @@ impl Failure<'_> {
 
     /// Whether an expression has just ended, so that an operator could follow.
     fn after_expression(&self) -> bool {
-        self.expects(&[Rule::add, Rule::and, Rule::call, Rule::member])
+        self.expects(&[Rule::infix, Rule::call, Rule::member])
     }
 
     /// Whether a name could stand here, alone or as the beginning of something.
@@ -343,8 +343,7 @@ fn describe(rule: Rule) -> String {
         expr | term | neg | not | call_arg | paren_part | index_item | index_named | reverse | loop_over => {
             "an expression"
         }
-        or | and | eq | ne | le | ge | lt | gt | add | sub | pow | mul | div | rem => "an operator",
-        call | index | member | layout | point => "an operator",
+        infix | call | index | member | layout | point => "an operator",
         name | use_name | dim_def | const_def | static_def | setting | mesh_axis | opt | names | let_tuple | unit => {
             "a name"
         }

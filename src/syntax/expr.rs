@@ -29,22 +29,22 @@ const COMPARISON: u8 = 4;
 const NEG: u8 = 7;
 const POW: u8 = 8;
 
-fn binary(rule: Rule) -> Option<(BinaryOp, u8)> {
-    Some(match rule {
-        Rule::or => (BinaryOp::Or, 1),
-        Rule::and => (BinaryOp::And, 2),
-        Rule::eq => (BinaryOp::Eq, COMPARISON),
-        Rule::ne => (BinaryOp::Ne, COMPARISON),
-        Rule::lt => (BinaryOp::Lt, COMPARISON),
-        Rule::le => (BinaryOp::Le, COMPARISON),
-        Rule::gt => (BinaryOp::Gt, COMPARISON),
-        Rule::ge => (BinaryOp::Ge, COMPARISON),
-        Rule::add => (BinaryOp::Add, 5),
-        Rule::sub => (BinaryOp::Sub, 5),
-        Rule::mul => (BinaryOp::Mul, 6),
-        Rule::div => (BinaryOp::Div, 6),
-        Rule::rem => (BinaryOp::Rem, 6),
-        Rule::pow => (BinaryOp::Pow, POW),
+fn binary(sign: &str) -> Option<(BinaryOp, u8)> {
+    Some(match sign {
+        "or" => (BinaryOp::Or, 1),
+        "and" => (BinaryOp::And, 2),
+        "==" => (BinaryOp::Eq, COMPARISON),
+        "!=" => (BinaryOp::Ne, COMPARISON),
+        "<" => (BinaryOp::Lt, COMPARISON),
+        "<=" => (BinaryOp::Le, COMPARISON),
+        ">" => (BinaryOp::Gt, COMPARISON),
+        ">=" => (BinaryOp::Ge, COMPARISON),
+        "+" => (BinaryOp::Add, 5),
+        "-" => (BinaryOp::Sub, 5),
+        "*" => (BinaryOp::Mul, 6),
+        "/" => (BinaryOp::Div, 6),
+        "%" => (BinaryOp::Rem, 6),
+        "**" => (BinaryOp::Pow, POW),
         _ => return None,
     })
 }
@@ -70,7 +70,7 @@ impl<'t> Builder<'t> {
                 after = None;
                 continue;
             }
-            let next = match (rule, binary(rule)) {
+            let next = match (rule, binary(part.as_str())) {
                 (Rule::neg, _) => Waiting { op: Op::Unary(UnaryOp::Neg), level: NEG, span },
                 (Rule::not, _) => Waiting { op: Op::Unary(UnaryOp::Not), level: NOT, span },
                 (_, Some((op, level))) => Waiting { op: Op::Binary(op), level, span },

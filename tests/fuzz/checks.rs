@@ -37,6 +37,13 @@ pub fn fmt_idempotent(bytes: &[u8]) {
     assert_eq!(once, twice, "from\n{text}");
 }
 
+/// The whole front end ends without a panic, whatever it finds.
+pub fn check_source(bytes: &[u8]) {
+    if let Ok(text) = std::str::from_utf8(bytes) {
+        partita::driver::check_source(text);
+    }
+}
+
 /// The comments of a text that parses, in order.
 fn comments(text: &str) -> Vec<&str> {
     let mut found = Vec::new();

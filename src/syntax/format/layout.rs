@@ -35,11 +35,14 @@ fn level(token: &Token) -> Option<Level> {
     Some(match token.rule {
         Rule::comma => Level::Comma,
         Rule::arrow if token.parent != Rule::def => Level::Arrow,
-        Rule::or => Level::Or,
-        Rule::and => Level::And,
-        Rule::eq | Rule::ne | Rule::lt | Rule::le | Rule::gt | Rule::ge => Level::Comparison,
-        Rule::add | Rule::sub => Level::Sum,
-        Rule::mul | Rule::div | Rule::rem => Level::Product,
+        Rule::infix => match token.text {
+            "or" => Level::Or,
+            "and" => Level::And,
+            "+" | "-" => Level::Sum,
+            "*" | "/" | "%" => Level::Product,
+            "**" => return None,
+            _ => Level::Comparison,
+        },
         _ => return None,
     })
 }
