@@ -153,13 +153,12 @@ impl<'d, 't> Renderer<'d, 't> {
     fn rest(&mut self, command: Command<'d, 't>, pieces: &'d [Piece<'t>]) {
         let Command { indent, mode, .. } = command;
         let Some((next, rest)) = pieces.split_first() else { return };
+        let here = next.before.is_none() && (mode == Mode::Flat || self.fits(1, &next.doc, rest.is_empty()));
         self.push(indent, mode, Work::Rest(rest));
         self.push(indent, mode, Work::Doc(&next.doc));
         match &next.before {
             Some(before) => self.push(indent, mode, Work::Doc(before)),
-            None if mode == Mode::Flat || self.fits(1, &next.doc, rest.is_empty()) => {
-                self.push(indent, mode, Work::Text(" "));
-            }
+            None if here => self.push(indent, mode, Work::Text(" ")),
             None => self.line(indent),
         }
     }
@@ -189,7 +188,6 @@ impl<'d, 't> Renderer<'d, 't> {
             Measured::LineEnd => return true,
             Measured::All => {}
         }
-        // The rest of a fill that this document is a piece of lies on the stack, too, when it is not asked for.
         if !followed {
             return true;
         }
