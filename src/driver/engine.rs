@@ -138,7 +138,7 @@ fn not_fed(name: &str) -> RuntimeError {
 }
 
 /// An error whose place is a line of the program.
-fn stop(mut error: RuntimeError) -> Stop {
+pub(super) fn stop(mut error: RuntimeError) -> Stop {
     let place = error.place.as_deref().and_then(|p| {
         let mut parts = p.rsplitn(3, ':');
         let (column, line) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);

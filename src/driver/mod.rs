@@ -19,6 +19,8 @@ mod passes;
 pub mod pipeline;
 pub mod plan;
 pub mod recipe;
+pub mod sample;
+pub mod sampler;
 pub mod show;
 mod summary;
 pub mod train;

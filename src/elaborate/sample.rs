@@ -4,10 +4,10 @@ use super::Elab;
 use super::frame::{Body, Local};
 use super::value::Val;
 use crate::diag::{Diagnostic, did_you_mean};
-use crate::ir::{DimId, Input, InputId, OutputKind, Scope, ValueId};
+use crate::ir::{DimId, Input, InputId, Op, OutputKind, Scope, State, StateKind, ValueId};
 use crate::source::Span;
 use crate::syntax::ast::{self, Expr, ExprKind, StmtKind};
-use crate::types::DType;
+use crate::types::{DType, MapOp};
 use indexmap::IndexMap;
 
 /// What the runtime needs to know of a sample item.
@@ -40,6 +40,8 @@ pub enum Text {
     Tokenizer(String),
 }
 
+/// The state that holds the temperature of the draw.
+pub const TEMPERATURE: &str = "sampling.temperature";
 /// The name of the output that holds the next input.
 pub const NEXT: &str = "next";
 
@@ -234,27 +236,30 @@ impl<'a> Elab<'a> {
         }
     }
 
-    /// Draws of a sample item as its command line changes them: temperature, top-k and top-p of the draw that is fed.
-    pub fn adjust_draw(&mut self, temperature: Option<f64>, top_k: Option<u32>, top_p: Option<f64>) {
-        let found = (self.b.graph.ops.iter()).rposition(|o| matches!(o.op, crate::ir::Op::Draw { .. }));
-        let Some(k) = found else { return };
-        if let crate::ir::Op::Draw { top_k: tk, top_p: tp, .. } = &mut self.b.graph.ops[k].op {
-            *tk = top_k.unwrap_or(*tk);
-            *tp = top_p.unwrap_or(*tp);
-        }
-        let Some(t) = temperature else { return };
-        let logits = self.b.graph.ops[k].args[0];
-        let scalar = self.b.scalar(t, self.b.dtype(logits));
-        // A constant divisor of the logits is the written temperature.
-        let base = match self.b.graph.def_op(logits) {
-            Some(o) if o.op == crate::ir::Op::Map(crate::types::MapOp::Div) && self.b.splat(o.args[1]).is_some() => {
-                o.args[0]
-            }
-            _ => logits,
-        };
-        let divided = self.b.div(base, scalar);
-        // The draw stands before the new division: it is made again after it.
+    /// Makes the temperature of the last draw a state, so that it can be chosen at run time; a constant divisor of the
+    /// logits is the written temperature and the state's usual value. None where nothing is drawn.
+    pub fn free_temperature(&mut self) -> Option<f64> {
+        let k = (self.b.graph.ops.iter()).rposition(|o| matches!(o.op, Op::Draw { .. }))?;
         let mut draw = self.b.graph.ops[k].clone();
+        let logits = draw.args[0];
+        let divisor = self.b.graph.def_op(logits).filter(|o| o.op == Op::Map(MapOp::Div)).and_then(|o| {
+            let written = self.b.splat(o.args[1])?;
+            self.b.dims(o.args[1]).is_empty().then_some((o.args[0], written))
+        });
+        let (base, written) = divisor.unwrap_or((logits, 1.0));
+        let dtype = self.b.dtype(base);
+        let id = self.b.add_state(State {
+            path: TEMPERATURE.to_string(),
+            dtype: self.single(),
+            dims: vec![],
+            kind: StateKind::Cache,
+            span: None,
+        });
+        self.b.span = draw.span;
+        let state = self.b.state(id);
+        let state = self.b.cast(state, dtype);
+        let divided = self.b.div(base, state);
+        // The draw stands before the new division, so it is made again after it.
         draw.args[0] = divided;
         let old = draw.results[0];
         let dims = self.b.dims(old).to_vec();
@@ -264,6 +269,7 @@ impl<'a> Elab<'a> {
                 o.value = new;
             }
         }
+        Some(written)
     }
 }
 

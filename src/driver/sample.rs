@@ -1,0 +1,214 @@
+//! A sample item as routines of a program: what is computed once, and the steps for one and for several new positions.
+
+use super::check::{self, not_streamable};
+use super::findings::{Findings, Outcome};
+use super::options::Options;
+use super::pipeline::{sound, target, with};
+use super::plan;
+use crate::check::constant::Const;
+use crate::diag::{Diagnostic, did_you_mean};
+use crate::elaborate::sample::{NEXT, SampleFacts, Text};
+use crate::elaborate::{Elab, Mode, Settings};
+use crate::ir::{self, Graph, StateKind, prune};
+use crate::kernel::{self, Module};
+use crate::memory;
+use crate::program::Program;
+use crate::resolve::{self, Entity};
+use crate::runtime::checkpoint::TensorInfo;
+use crate::source::World;
+use crate::stream;
+use crate::syntax::ast::{ItemKind, Sample, StmtKind};
+use crate::types::DType;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// What sampling needs to know beyond its routines.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct SampleRecipe {
+    /// Of the sample item.
+    pub name: String,
+    pub model: String,
+    pub params: Vec<TensorInfo>,
+    /// Model states that it reads.
+    pub states: Vec<TensorInfo>,
+    pub inputs: Vec<TensorInfo>,
+    pub fed: Option<Fed>,
+    pub text: Option<TextForm>,
+    pub length: Option<u64>,
+    pub stop: Option<String>,
+    /// The written temperature; None where nothing is drawn.
+    pub temperature: Option<f64>,
+    /// Whether what does not depend on the fed input is computed first.
+    pub prelude: bool,
+    /// Names of what is computed, without the next input.
+    pub outputs: Vec<String>,
+}
+
+/// An input that is fed back.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Fed {
+    pub input: String,
+    /// Positions that the model has.
+    pub capacity: usize,
+    /// Positions that a prompt enters by at a time.
+    pub chunk: usize,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum TextForm {
+    Bytes,
+    Chars,
+    Tokenizer(PathBuf),
+}
+
+/// A sample item as graphs.
+pub struct SampleGraphs {
+    pub findings: Findings,
+    pub recipe: SampleRecipe,
+    /// Routine name and graph, in the order in which they run.
+    pub routines: Vec<(&'static str, Graph)>,
+}
+
+pub const PRELUDE: &str = "sample once";
+pub const STEP: &str = "sample step";
+pub const CHUNK: &str = "sample chunk";
+pub const WHOLE: &str = "sample";
+
+/// Positions that a prompt enters by at a time, where the model has that many.
+const CHUNK_POSITIONS: usize = 32;
+
+/// Everything up to graphs. The sample dim has one element: prompts are sampled one after another.
+pub fn graphs(options: &Options, item: Option<&str>, world: &dyn World) -> Outcome<SampleGraphs> {
+    let c = sound(check::load(&options.request, world))?;
+    let single = plan::single(options, &c.program).map_err(|d| with(d, &c.sources))?;
+    let chosen = sample_item(&c.program, item).map_err(|d| with(d, &c.sources))?;
+    let mut settings = c.settings.clone();
+    if chosen.body.stmts.iter().any(|s| matches!(s.kind, StmtKind::Feed { .. })) {
+        one_sample(&c.program, &mut settings);
+    }
+    let mut e = Elab::new(&c.program, settings, Mode::STREAM, single.precision);
+    let facts = e.sample(chosen);
+    let mut findings = Findings { sources: c.sources.clone(), sink: c.sink.clone() };
+    findings.sink.extend(std::mem::take(&mut e.sink));
+    if findings.sink.has_errors() {
+        return Err(Box::new(findings));
+    }
+    let temperature = if facts.feed.is_some() { e.free_temperature() } else { None };
+    let base = options.request.path.parent().map(PathBuf::from).unwrap_or_default();
+    let whole = prune::prune(&e.b.finish());
+    let mut recipe = recipe(&facts, chosen, &whole, &base);
+    recipe.temperature = temperature;
+    let mut routines = Vec::new();
+    match &facts.feed {
+        None => routines.push((WHOLE, whole)),
+        Some(feed) => {
+            let capacity = whole.size(feed.dim);
+            let chunk = CHUNK_POSITIONS.min(capacity);
+            let stream = |n: usize| {
+                stream::stream(&whole, feed.input, feed.dim, n)
+                    .map_err(|p| with(not_streamable(p, feed.span), &findings.sources))
+            };
+            let one = stream(1)?;
+            if let Some(p) = one.prelude {
+                routines.push((PRELUDE, p));
+            }
+            routines.push((STEP, prune::prune(&one.graph)));
+            if chunk > 1 {
+                routines.push((CHUNK, prune::prune(&stream(chunk)?.graph)));
+            }
+            recipe.prelude = routines[0].0 == PRELUDE;
+            let input = whole.inputs[feed.input.index()].name.clone();
+            recipe.fed = Some(Fed { input, capacity, chunk });
+        }
+    }
+    Ok(SampleGraphs { findings, recipe, routines })
+}
+
+/// Adds the routines to a program under construction.
+pub fn lower_into(module: &mut Module, g: &SampleGraphs, options: &Options) {
+    let lowering = kernel::Options { fuse: !options.unfused };
+    for (name, graph) in &g.routines {
+        module.add(name, graph, &lowering);
+    }
+}
+
+/// A program that samples and does nothing else.
+pub fn program(g: &SampleGraphs, options: &Options) -> Outcome<Program> {
+    let sources = g.findings.sources.clone();
+    let mut module = Module::new(&sources);
+    lower_into(&mut module, g, options);
+    module.program.routines.iter_mut().for_each(memory::plan);
+    let code = target()?.compile(&module.kernels, options.thread_count());
+    module.program.code = code.map_err(|why| super::passes::internal("generate code", &why))?;
+    Ok(module.program)
+}
+
+fn sample_item<'a>(program: &'a resolve::Program, wanted: Option<&str>) -> Result<&'a Sample, Diagnostic> {
+    let items = program.main_items(|i| match i {
+        ItemKind::Sample(s) => Some(s),
+        _ => None,
+    });
+    let name = |s: &'a Sample| s.name.as_ref().unwrap_or(&s.model).text.as_str();
+    let names: Vec<&str> = items.iter().map(|s| name(s)).collect();
+    let found = match wanted {
+        Some(w) => items.iter().find(|s| name(s) == w),
+        None if items.len() == 1 => items.first(),
+        None => items.iter().find(|s| s.name.is_none()),
+    };
+    found.copied().ok_or_else(|| match wanted {
+        Some(w) => {
+            let d = Diagnostic::error("E0711", format!("the file has no sample item `{w}`"));
+            d.help(match did_you_mean(w, names.iter().copied()) {
+                Some(n) => format!("did you mean `{n}`?"),
+                None => format!("its sample items: {}", names.join(", ")),
+            })
+        }
+        None if names.is_empty() => Diagnostic::error("E0711", "the file has no sample item")
+            .help("add `sample Model { feed tokens[seq] = draw[vocab](logits) }`"),
+        None => Diagnostic::error("E0711", "the file has several sample items")
+            .help(format!("choose one with `--item NAME`: {}", names.join(", "))),
+    })
+}
+
+/// Sets the sample dim to 1.
+fn one_sample(program: &resolve::Program, settings: &mut Settings) {
+    let Some(main) = program.modules.first() else { return };
+    let named = program.main_items(|i| match i {
+        ItemKind::Train(t) => t.lines.iter().find_map(|l| match &l.kind {
+            crate::syntax::ast::TrainKind::Samples { dim, .. } => Some(dim.text.as_str()),
+            _ => None,
+        }),
+        _ => None,
+    });
+    let name = named.first().copied().unwrap_or("batch");
+    if let Some(Entity::Dim(at)) = main.names.get(name).map(|b| b.entity) {
+        settings.values.insert(at, Const::int(1));
+    }
+}
+
+fn recipe(facts: &SampleFacts, item: &Sample, g: &Graph, base: &std::path::Path) -> SampleRecipe {
+    let info = |path: &str, dtype: DType, dims: &[ir::DimId]| {
+        TensorInfo::new(path, dtype, dims.iter().map(|d| g.size(*d)).collect::<Vec<_>>())
+    };
+    SampleRecipe {
+        name: facts.name.clone(),
+        model: item.model.text.clone(),
+        params: g.params.iter().map(|p| info(&p.path, p.dtype, &p.dims)).collect(),
+        states: (g.states.iter())
+            .filter(|s| s.kind == StateKind::Model)
+            .map(|s| info(&s.path, s.dtype, &s.dims))
+            .collect(),
+        inputs: g.inputs.iter().map(|i| info(&i.name, i.dtype, &i.dims)).collect(),
+        fed: None,
+        text: facts.text.as_ref().map(|(t, _)| match t {
+            Text::Bytes => TextForm::Bytes,
+            Text::Chars => TextForm::Chars,
+            Text::Tokenizer(p) => TextForm::Tokenizer(base.join(p)),
+        }),
+        length: facts.length,
+        stop: facts.stop.clone(),
+        temperature: None,
+        prelude: false,
+        outputs: g.outputs.iter().filter(|o| o.name != NEXT).map(|o| o.name.clone()).collect(),
+    }
+}

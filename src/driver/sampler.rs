@@ -1,0 +1,264 @@
+//! Sampling: weights of a checkpoint, a prompt, and one new element after another; or the outputs of a written-out
+//! sampler.
+
+use super::engine::stop;
+use super::findings::Stop;
+use super::sample::{CHUNK, Fed, PRELUDE, STEP, SampleRecipe, TextForm, WHOLE};
+use super::weights::{AVERAGE, MODEL};
+use crate::elaborate::sample::{NEXT, TEMPERATURE};
+use crate::program::{Action, Library, OutputKind, Program};
+use crate::runtime::RuntimeError;
+use crate::runtime::checkpoint::{Checkpoint, TensorInfo};
+use crate::runtime::data::CharTable;
+use crate::runtime::exec::{ExecOptions, Executor, RunArgs};
+use crate::runtime::tokenizer::{Bytes, Chars, Codec, Tokenizer};
+use std::sync::Arc;
+
+/// What the command line says of the draw.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Draws {
+    /// 0: the most likely element always.
+    pub temperature: Option<f64>,
+    pub top_k: Option<u32>,
+    pub top_p: Option<f64>,
+}
+
+pub struct Sampler {
+    exec: Executor,
+    recipe: SampleRecipe,
+    chars: Option<CharTable>,
+    seed: u64,
+}
+
+/// An output of a written-out sampler.
+pub struct Sampled {
+    pub name: String,
+    pub dtype: crate::types::DType,
+    pub shape: Vec<usize>,
+    pub bytes: Vec<u8>,
+}
+
+impl Sampler {
+    /// Opens a program with the weights of a checkpoint.
+    pub fn open(
+        mut program: Program,
+        recipe: SampleRecipe,
+        from: &Checkpoint,
+        draws: Draws,
+        seed: u64,
+        threads: usize,
+    ) -> Result<Sampler, RuntimeError> {
+        let temperature = settle(&mut program, &recipe, draws)?;
+        let exec = Executor::new(Arc::new(program), ExecOptions { threads, check_finite: false, timing: false })?;
+        let mut out = Sampler { exec, recipe, chars: from.index.chars.clone(), seed };
+        out.restore(from)?;
+        if let Some(n) = out.exec.program().states.iter().position(|s| s.path == TEMPERATURE) {
+            let state = out.exec.state_mut(n);
+            match state.len() {
+                8 => state.copy_from_slice(&temperature.to_ne_bytes()),
+                _ => state.copy_from_slice(&(temperature as f32).to_ne_bytes()),
+            }
+        }
+        Ok(out)
+    }
+
+    pub fn recipe(&self) -> &SampleRecipe {
+        &self.recipe
+    }
+
+    /// Parameters and model states by name; averages, where the checkpoint has them, in the place of parameters.
+    fn restore(&mut self, from: &Checkpoint) -> Result<(), RuntimeError> {
+        let have: Vec<TensorInfo> = from.tensors(MODEL).into_iter().cloned().collect();
+        for want in self.recipe.params.iter().chain(&self.recipe.states) {
+            match have.iter().find(|t| t.name == want.name) {
+                Some(t) if t.shape == want.shape && t.dtype == want.dtype => {}
+                Some(t) => {
+                    return Err(another_model(from, format!("`{}` is {} there, {} here", t.name, t.describe(), want.describe())));
+                }
+                None => return Err(another_model(from, format!("it has no `{}`", want.name))),
+            }
+        }
+        let program = self.exec.program().clone();
+        let exec = &mut self.exec;
+        from.read_each(MODEL, &mut |info, bytes| {
+            if let Some(n) = program.params.iter().position(|p| p.path == info.name) {
+                exec.param_mut(n).copy_from_slice(bytes);
+            } else if let Some(n) = program.states.iter().position(|s| s.path == info.name) {
+                exec.state_mut(n).copy_from_slice(bytes);
+            }
+            Ok(())
+        })?;
+        if from.groups().contains(&AVERAGE) {
+            from.read_each(AVERAGE, &mut |info, bytes| {
+                let path = info.name.strip_prefix("average:").unwrap_or(&info.name);
+                if let Some(n) = program.params.iter().position(|p| p.path == path) {
+                    exec.param_mut(n).copy_from_slice(bytes);
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// How ids are written as text.
+    pub fn codec(&self) -> Result<Box<dyn Codec>, RuntimeError> {
+        Ok(match &self.recipe.text {
+            None | Some(TextForm::Bytes) => Box::new(Bytes),
+            Some(TextForm::Chars) => match &self.chars {
+                Some(table) => Box::new(Chars(table.clone())),
+                None => {
+                    return Err(RuntimeError::new("E0807", "the checkpoint has no table of characters")
+                        .help("train with `data chars(..)`, or write `text bytes`"));
+                }
+            },
+            Some(TextForm::Tokenizer(path)) => Box::new(Tokenizer::from_file(path)?),
+        })
+    }
+
+    /// Sets an input other than the fed one, before the first position.
+    pub fn set_input(&mut self, name: &str, bytes: &[u8]) -> Result<(), RuntimeError> {
+        let program = self.exec.program().clone();
+        let mut found = false;
+        for (n, slot) in program.inputs.iter().enumerate().filter(|(_, s)| s.path == name) {
+            if slot.bytes() != bytes.len() {
+                return Err(RuntimeError::new(
+                    "E0803",
+                    format!("input `{name}` takes {} bytes, {} are given", slot.bytes(), bytes.len()),
+                )
+                .help(format!("its shape is {:?}", slot.shape)));
+            }
+            self.exec.input_mut(n).copy_from_slice(bytes);
+            found = true;
+        }
+        if found {
+            return Ok(());
+        }
+        Err(RuntimeError::new("E0803", format!("the sample item has no input `{name}`")))
+    }
+
+    /// Goes on from a prompt of at least one id: up to `length` new ids, each given to `take` as it comes, until that says
+    /// stop. When the model's positions are full, it goes on from the later half of what it has seen.
+    pub fn generate(
+        &mut self,
+        prompt: &[u32],
+        length: u64,
+        number: u64,
+        take: &mut dyn FnMut(u32) -> Result<bool, RuntimeError>,
+    ) -> Result<(), Stop> {
+        let Some(fed) = self.recipe.fed.clone() else {
+            return Err(RuntimeError::internal("a written-out sampler feeds nothing back").into());
+        };
+        if self.recipe.prelude {
+            self.run(PRELUDE, number, 0)?;
+        }
+        let mut seen: Vec<u32> = prompt.to_vec();
+        let keep = fed.capacity.div_ceil(2).min(fed.capacity);
+        let mut window = 0u64;
+        // What the model's positions hold is seen[start..start + position].
+        let mut start = seen.len().saturating_sub(if seen.len() > fed.capacity { keep } else { fed.capacity });
+        let mut position = 0;
+        for _ in 0..length {
+            if seen.len() - start > fed.capacity {
+                start = seen.len() - keep;
+                position = 0;
+                window += 1;
+            }
+            let mut next = 0;
+            while start + position < seen.len() {
+                let left = seen.len() - start - position;
+                let n = if left >= fed.chunk && fed.chunk > 1 { fed.chunk } else { 1 };
+                let ids = seen[start + position..start + position + n].to_vec();
+                next = self.step(&fed, &ids, position, number << 24 | window)?;
+                position += n;
+            }
+            seen.push(next);
+            if !take(next)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, fed: &Fed, ids: &[u32], position: usize, step: u64) -> Result<u32, Stop> {
+        let name = if ids.len() == 1 { STEP } else { CHUNK };
+        let routine = self.routine(name)?;
+        let program = self.exec.program().clone();
+        for slot in &program.routines[routine].inputs {
+            if program.inputs[*slot as usize].path == fed.input {
+                let bytes: Vec<u8> = ids.iter().flat_map(|i| (*i as i32).to_ne_bytes()).collect();
+                let to = self.exec.input_mut(*slot as usize);
+                if to.len() != bytes.len() {
+                    return Err(RuntimeError::new("E0803", format!("input `{}` is not one row of ids", fed.input))
+                        .help("sampling feeds one sequence of ints at a time")
+                        .into());
+                }
+                to.copy_from_slice(&bytes);
+            }
+        }
+        let args = RunArgs { seed: self.seed, step, position: position as i32 };
+        self.exec.run(routine, args).map_err(stop)?;
+        let next = program.routines[routine].outputs.iter().position(|o| o.name == NEXT && o.kind == OutputKind::Value);
+        let Some(k) = next else { return Err(RuntimeError::internal("no next input").into()) };
+        let bytes = self.exec.output(routine, k);
+        let last: &[u8] = &bytes[bytes.len() - 4..];
+        Ok(bytemuck::pod_read_unaligned::<i32>(last).max(0) as u32)
+    }
+
+    fn routine(&self, name: &str) -> Result<usize, RuntimeError> {
+        self.exec.routine(name).ok_or_else(|| RuntimeError::internal(format!("the program has no routine `{name}`")))
+    }
+
+    fn run(&mut self, name: &str, number: u64, position: i32) -> Result<usize, Stop> {
+        let routine = self.routine(name)?;
+        self.exec.run(routine, RunArgs { seed: self.seed, step: number, position }).map_err(stop)?;
+        Ok(routine)
+    }
+
+    /// Runs a written-out sampler once.
+    pub fn whole(&mut self, number: u64) -> Result<Vec<Sampled>, Stop> {
+        let routine = self.run(WHOLE, number, 0)?;
+        let program = self.exec.program().clone();
+        let outputs = program.routines[routine].outputs.iter().enumerate();
+        Ok(outputs
+            .filter(|(_, o)| o.kind == OutputKind::Value)
+            .map(|(k, o)| Sampled {
+                name: o.name.clone(),
+                dtype: program.routines[routine].buffer(o.buffer).dtype,
+                shape: o.shape.clone(),
+                bytes: self.exec.output(routine, k).to_vec(),
+            })
+            .collect())
+    }
+}
+
+fn another_model(from: &Checkpoint, why: String) -> RuntimeError {
+    RuntimeError::new("E0807", format!("checkpoint `{}` belongs to another model", from.path().display()))
+        .note(why)
+        .help("give the program and settings that it was trained with")
+}
+
+/// Writes the wanted top-k and top-p into the program's draws; returns the temperature.
+fn settle(program: &mut Program, recipe: &SampleRecipe, draws: Draws) -> Result<f64, RuntimeError> {
+    let bad = |what: &str| Err(RuntimeError::new("E0902", what.to_string()));
+    if draws.temperature.is_some_and(|t| !t.is_finite() || t < 0.0) {
+        return bad("`--temperature` is a number from 0");
+    }
+    if draws.top_p.is_some_and(|p| !(p > 0.0 && p <= 1.0)) {
+        return bad("`--top-p` is a number above 0 and at most 1");
+    }
+    if draws != Draws::default() && recipe.temperature.is_none() {
+        return Err(RuntimeError::new("E0902", "the sample item draws nothing")
+            .help("leave out `--temperature`, `--top-k` and `--top-p`, or feed `draw[..](logits)`"));
+    }
+    let greedy = draws.temperature == Some(0.0);
+    for routine in &mut program.routines {
+        for step in &mut routine.steps {
+            if let Action::Library(Library::Draw { top_k, top_p, .. }) = &mut step.action {
+                *top_k = if greedy { 1 } else { draws.top_k.unwrap_or(*top_k) };
+                *top_p = draws.top_p.unwrap_or(*top_p);
+            }
+        }
+    }
+    let written = recipe.temperature.unwrap_or(1.0);
+    Ok(if greedy { 1.0 } else { draws.temperature.unwrap_or(written) })
+}
