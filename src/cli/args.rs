@@ -31,6 +31,8 @@ pub enum Command {
     Check(CheckArgs),
     /// Train a model
     Train(TrainArgs),
+    /// Sample from a trained model
+    Sample(super::sample::SampleArgs),
     /// Format programs
     Fmt(FmtArgs),
     /// Show a program in one of its intermediate forms

@@ -12,6 +12,7 @@ mod fmt;
 mod ir;
 mod output;
 mod progress;
+mod sample;
 mod train;
 
 use args::{Cli, Command};
@@ -44,6 +45,7 @@ fn dispatch(cli: Cli, out: &mut Output) -> Code {
     match cli.command {
         Command::Check(a) => check::run(&a, out),
         Command::Train(a) => train::run(&a, threads, out),
+        Command::Sample(a) => sample::run(&a, threads, out),
         Command::Fmt(a) => fmt::run(&a, out),
         Command::Ir(a) => ir::run(&a, threads, out),
         Command::Explain { code } => explain::run(&code, out),

@@ -14,6 +14,7 @@ use crate::kernel::{self, Module};
 use crate::memory;
 use crate::program::Program;
 use crate::resolve::{self, Entity};
+use crate::runtime::RuntimeError;
 use crate::runtime::checkpoint::TensorInfo;
 use crate::source::World;
 use crate::stream;
@@ -211,4 +212,37 @@ fn recipe(facts: &SampleFacts, item: &Sample, g: &Graph, base: &std::path::Path)
         prelude: false,
         outputs: g.outputs.iter().filter(|o| o.name != NEXT).map(|o| o.name.clone()).collect(),
     }
+}
+
+/// Writes an array as a NumPy file (version 1.0 of the format), bf16 as f32.
+pub fn write_npy(path: &std::path::Path, s: &super::sampler::Sampled) -> Result<(), RuntimeError> {
+    let failed = |e: std::io::Error| {
+        RuntimeError::new("E0813", format!("cannot write `{}`: {e}", path.display()))
+            .help("check the path and the disk")
+    };
+    let (descr, bytes) = match s.dtype {
+        DType::Bool => ("|b1", s.bytes.clone()),
+        DType::I32 => ("<i4", s.bytes.clone()),
+        DType::F32 => ("<f4", s.bytes.clone()),
+        DType::F64 => ("<f8", s.bytes.clone()),
+        DType::F16 => ("<f2", s.bytes.clone()),
+        DType::BF16 => {
+            let wide = super::engine::numbers(s.dtype, &s.bytes);
+            ("<f4", wide.into_iter().flat_map(|x| (x as f32).to_le_bytes()).collect())
+        }
+    };
+    let shape: String = s.shape.iter().map(|n| format!("{n},")).collect();
+    let mut header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({shape}), }}");
+    // The whole header is a multiple of 64 bytes and ends with a line end.
+    let padding = 63 - (10 + header.len()) % 64;
+    header.push_str(&" ".repeat(padding));
+    header.push('\n');
+    let mut all = b"\x93NUMPY\x01\x00".to_vec();
+    all.extend((header.len() as u16).to_le_bytes());
+    all.extend(header.as_bytes());
+    all.extend(bytes);
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir).map_err(failed)?;
+    }
+    std::fs::write(path, all).map_err(failed)
 }

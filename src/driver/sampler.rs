@@ -73,7 +73,10 @@ impl Sampler {
             match have.iter().find(|t| t.name == want.name) {
                 Some(t) if t.shape == want.shape && t.dtype == want.dtype => {}
                 Some(t) => {
-                    return Err(another_model(from, format!("`{}` is {} there, {} here", t.name, t.describe(), want.describe())));
+                    return Err(another_model(
+                        from,
+                        format!("`{}` is {} there, {} here", t.name, t.describe(), want.describe()),
+                    ));
                 }
                 None => return Err(another_model(from, format!("it has no `{}`", want.name))),
             }

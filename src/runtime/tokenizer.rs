@@ -15,6 +15,11 @@ pub trait Codec {
     /// Number of ids: they are `0..size`.
     fn size(&self) -> usize;
 
+    /// The id that begins a text, where the codec has one.
+    fn begin(&self) -> Option<u32> {
+        None
+    }
+
     /// Decodes ids one after another.
     fn decoder(&self) -> Box<dyn Decoder + '_>;
 
@@ -188,6 +193,11 @@ impl Codec for Tokenizer {
 
     fn size(&self) -> usize {
         self.inner.get_vocab_size(true)
+    }
+
+    /// The marks that begin texts in common vocabularies.
+    fn begin(&self) -> Option<u32> {
+        ["<s>", "<|begin_of_text|>", "<bos>", "<|endoftext|>", "[CLS]"].iter().find_map(|t| self.token_id(t))
     }
 
     fn decoder(&self) -> Box<dyn Decoder + '_> {

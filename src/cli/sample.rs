@@ -1,0 +1,168 @@
+//! `partita sample`: text from a trained model, as it is drawn; or the arrays of a written-out sampler.
+
+use super::args::CompileArgs;
+use super::output::Output;
+use super::{Code, OK, train};
+use crate::diag::Diagnostic;
+use crate::driver::findings::{Findings, Outcome};
+use crate::driver::sample::{self, SampleGraphs, SampleRecipe};
+use crate::driver::sampler::{Draws, Sampler};
+use crate::program::Program;
+use crate::runtime::RuntimeError;
+use crate::runtime::checkpoint::Checkpoint;
+use crate::runtime::tokenizer::Codec;
+use crate::source::{Disk, SourceMap};
+use clap::Args;
+use std::path::{Path, PathBuf};
+
+/// What to sample.
+#[derive(Args, Debug)]
+pub struct SampleArgs {
+    #[command(flatten)]
+    pub compile: CompileArgs,
+    #[command(flatten)]
+    pub how: How,
+}
+
+/// What does not depend on the program's text.
+#[derive(Args, Debug)]
+pub struct How {
+    /// The run or checkpoint to sample from [default: runs/NAME]
+    #[arg(long, value_name = "DIR")]
+    pub checkpoint: Option<PathBuf>,
+    /// Text to go on from (may be given several times)
+    #[arg(long, value_name = "TEXT")]
+    pub prompt: Vec<String>,
+    /// The most elements (bytes, characters, tokens) to draw
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub length: Option<u64>,
+    /// How many samples of each prompt
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: u64,
+    /// Seed of the draws
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Divides the logits; 0 takes the most likely element
+    #[arg(long, value_name = "T")]
+    pub temperature: Option<f64>,
+    /// Draw among the K most likely elements alone; 0: among all
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<u32>,
+    /// Draw among the most likely elements that together have this probability
+    #[arg(long, value_name = "P")]
+    pub top_p: Option<f64>,
+    /// Where the arrays of a written-out sampler go, as .npy files
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+}
+
+/// Elements drawn where neither the item nor the command line says.
+const DEFAULT_LENGTH: u64 = 200;
+
+pub fn run(args: &SampleArgs, threads: usize, out: &mut Output) -> Code {
+    match compiled(args, threads, out) {
+        Ok(code) => code,
+        Err(findings) => out.findings(&findings),
+    }
+}
+
+fn compiled(args: &SampleArgs, threads: usize, out: &mut Output) -> Outcome<Code> {
+    let options = args.compile.options(threads);
+    let g: SampleGraphs = sample::graphs(&options, args.compile.item.as_deref(), &Disk)?;
+    train::warnings(&g.findings, out);
+    let program = sample::program(&g, &options)?;
+    sampled(program, g.recipe, &args.how, threads, &g.findings.sources, out)
+}
+
+/// Samples from a compiled program.
+pub fn sampled(
+    program: Program,
+    recipe: SampleRecipe,
+    how: &How,
+    threads: usize,
+    sources: &SourceMap,
+    out: &mut Output,
+) -> Outcome<Code> {
+    let dir = how.checkpoint.clone().unwrap_or_else(|| Path::new("runs").join(&recipe.name));
+    let from = Checkpoint::open(&dir)?;
+    let draws = Draws { temperature: how.temperature, top_k: how.top_k, top_p: how.top_p };
+    let mut sampler = Sampler::open(program, recipe, &from, draws, how.seed, threads)?;
+    if sampler.recipe().fed.is_none() {
+        return arrays(&mut sampler, how, sources, out);
+    }
+    let codec = sampler.codec()?;
+    let prompts: Vec<String> = if how.prompt.is_empty() { vec![String::new()] } else { how.prompt.clone() };
+    let mut number = 0;
+    for prompt in &prompts {
+        let ids = prompt_ids(&*codec, prompt)?;
+        for _ in 0..how.count {
+            if number > 0 {
+                out.line("\n---");
+            }
+            one(&mut sampler, &*codec, prompt, &ids, how, number, out)
+                .map_err(|stop| Findings::of_stop(stop, sources))?;
+            number += 1;
+        }
+    }
+    out.line("");
+    Ok(OK)
+}
+
+/// The prompt as ids; where there is none, what begins a text: a line end, or the tokenizer's own mark.
+fn prompt_ids(codec: &dyn Codec, prompt: &str) -> Outcome<Vec<u32>> {
+    let text = if prompt.is_empty() { "\n" } else { prompt };
+    let ids = match (codec.begin(), prompt.is_empty()) {
+        (Some(id), true) => vec![id],
+        _ => codec.encode(text)?,
+    };
+    if ids.is_empty() {
+        return Err(Findings::of(
+            Diagnostic::error("E0902", "the prompt holds no token").help("give some text: `--prompt \"Once\"`"),
+        ));
+    }
+    Ok(ids)
+}
+
+fn one(
+    sampler: &mut Sampler,
+    codec: &dyn Codec,
+    prompt: &str,
+    ids: &[u32],
+    how: &How,
+    number: u64,
+    out: &mut Output,
+) -> Result<(), crate::driver::findings::Stop> {
+    out.text(prompt);
+    let length = how.length.or(sampler.recipe().length).unwrap_or(DEFAULT_LENGTH);
+    let stop = sampler.recipe().stop.clone();
+    let mut decoder = codec.decoder();
+    let mut text = String::new();
+    sampler.generate(ids, length, number, &mut |id| -> Result<bool, RuntimeError> {
+        let new = decoder.push(id)?;
+        text.push_str(&new);
+        out.text(&new);
+        Ok(stop.as_ref().is_none_or(|s| !text.contains(s.as_str())))
+    })?;
+    out.text(&decoder.finish());
+    Ok(())
+}
+
+fn arrays(sampler: &mut Sampler, how: &How, sources: &SourceMap, out: &mut Output) -> Outcome<Code> {
+    if let Some(input) = sampler.recipe().inputs.first() {
+        return Err(Findings::of(
+            Diagnostic::error("E0803", format!("the sample item needs its input `{}`", input.name))
+                .help("give the input a default in the sample item"),
+        ));
+    }
+    let dir = how.out.clone().unwrap_or_else(|| PathBuf::from("samples"));
+    for number in 0..how.count {
+        let found = sampler.whole(number).map_err(|stop| Findings::of_stop(stop, sources))?;
+        for s in found {
+            let name = if how.count > 1 { format!("{}-{number}.npy", s.name) } else { format!("{}.npy", s.name) };
+            let path = dir.join(name);
+            sample::write_npy(&path, &s)?;
+            out.line(format!("{}: {} {:?}", path.display(), s.dtype, s.shape));
+        }
+    }
+    Ok(OK)
+}
