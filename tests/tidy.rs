@@ -25,7 +25,7 @@ const EDGES: &[(&str, &str)] = &[
     ("codegen", "types kernel memory program"),
     ("runtime", "types program"),
     ("driver", "*"),
-    ("cli", "driver diag"),
+    ("cli", "driver diag source types"),
 ];
 
 /// Crates that one room alone may name (a file's path begins with the owner).
@@ -77,8 +77,14 @@ fn product_part(text: &str) -> &str {
 fn is_test_file(name: &str) -> bool {
     let path = Path::new(name);
     let (Some(stem), Some(folder)) = (path.file_stem(), path.parent()) else { return false };
-    let declared = format!("#[cfg(test)]\nmod {};", stem.to_string_lossy());
-    let declares = |parent: PathBuf| std::fs::read_to_string(parent).is_ok_and(|t| t.contains(&declared));
+    let stem = stem.to_string_lossy();
+    let declares = |parent: PathBuf| {
+        let text = std::fs::read_to_string(parent).unwrap_or_default();
+        text.split("#[cfg(test)]\n").skip(1).any(|after| {
+            let line = after.lines().next().unwrap_or("");
+            line.ends_with(&format!("mod {stem};"))
+        })
+    };
     let folder = root().join("src").join(folder);
     declares(folder.join("mod.rs")) || declares(folder.with_extension("rs"))
 }
