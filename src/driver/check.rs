@@ -1,5 +1,6 @@
 //! The front end as a whole: reads, resolves and walks a program in each of its modes.
 
+use crate::check::{plans, style};
 use crate::diag::{Diagnostic, Sink};
 use crate::elaborate::{Elab, Mode, Settings};
 use crate::ir::{Builder, Param, ParamId, StateKind, ValueId, prune};
@@ -62,8 +63,9 @@ pub fn check(request: &Request, world: &dyn World) -> Checked {
     let mut used = indexmap::IndexSet::new();
     let mut names = indexmap::IndexSet::new();
     let mut found = Sink::default();
+    let mut values = plans::Used::default();
     for at in c.program.models() {
-        let facts = walk(&c.program, &c.settings, at, &mut used, &mut names, &mut found);
+        let facts = walk(&c.program, &c.settings, at, &mut used, &mut names, &mut values, &mut found);
         c.models.extend(facts);
     }
     // Only programs whose models are sound have train items that can be judged.
@@ -75,6 +77,7 @@ pub fn check(request: &Request, world: &dyn World) -> Checked {
             names.extend(std::mem::take(&mut e.used_names));
             found.extend(std::mem::take(&mut e.sink));
         }
+        plans::check(&c.program, &values, &mut found);
     }
     if !found.has_errors() && !c.sink.has_errors() {
         for item in c.program.main_items(sample_item) {
@@ -93,6 +96,7 @@ pub fn check(request: &Request, world: &dyn World) -> Checked {
             }
         }
     }
+    style::check(&c.program, &mut found);
     let mut rest = Elab::new(&c.program, c.settings.clone(), Mode::TRAIN, DType::F32);
     rest.used_defs = used;
     rest.used_names = names;
@@ -134,6 +138,7 @@ fn walk(
     at: ItemRef,
     used: &mut indexmap::IndexSet<ItemRef>,
     names: &mut indexmap::IndexSet<(resolve::ModuleId, String)>,
+    values: &mut plans::Used,
     sink: &mut Sink,
 ) -> Option<ModelFacts> {
     let mut facts: Option<(ModelFacts, Vec<String>)> = None;
@@ -147,6 +152,8 @@ fn walk(
         names.extend(std::mem::take(&mut e.used_names));
         let failed = e.failed();
         let graph = &e.b.graph;
+        values.dims.extend(graph.values.iter().flat_map(|v| &v.dims).map(|d| graph.dim(*d).name.clone()));
+        values.definitions.extend(graph.scopes.iter().map(|s| s.definition.clone()));
         let count = |dims: &[crate::ir::DimId]| dims.iter().fold(1u64, |n, d| n.saturating_mul(graph.size(*d) as u64));
         let now = ModelFacts {
             name: program.model(at).name.text.clone(),

@@ -8,7 +8,8 @@ use crate::diag::{Diagnostic, did_you_mean};
 use crate::ir::DimId;
 use crate::resolve::{Entity, ItemRef};
 use crate::source::Span;
-use crate::syntax::ast::{self, Else, Expr, ExprKind, Name};
+use crate::syntax::ast::{self, Else, Expr, ExprKind, ItemKind, Name, Stmt, StmtKind};
+use crate::syntax::visit::{self, Node};
 
 /// Names that exist everywhere.
 const PREDEFINED: &[&str] = &["inf", "nan", "pi", "step", "training", "streaming"];
@@ -150,6 +151,15 @@ impl<'a> Elab<'a> {
     }
 
     pub fn unknown_name(&mut self, n: &str, span: Span) {
+        if let Some(later) = self.defined_later(n, span) {
+            self.error(
+                Diagnostic::error("E0205", format!("`{n}` is used before it is defined"))
+                    .at(span, "used here")
+                    .and(later, "defined here")
+                    .help("move the definition up; statements refer to earlier ones only"),
+            );
+            return;
+        }
         let module = self.frame().module;
         let mut names = self.frame().names();
         names.extend(self.frame().dims.keys().cloned());
@@ -169,6 +179,26 @@ impl<'a> Elab<'a> {
             (None, None) => d.help("statements refer to earlier ones only; items of other files need a `use`"),
         };
         self.error(d);
+    }
+
+    /// The place of a `let` of this name further down in the body.
+    fn defined_later(&mut self, n: &str, span: Span) -> Option<Span> {
+        let body = match &self.program.item(self.frame().def?).kind {
+            ItemKind::Def(def) => &def.body,
+            ItemKind::Model(model) => &model.body,
+            _ => return None,
+        };
+        let mut later = None;
+        visit::walk_block(body, &mut |node| {
+            if let Node::Stmt(Stmt { kind: StmtKind::Let { names, .. }, .. }) = node
+                && let Some(name) = names.iter().find(|name| name.text == n)
+                && name.span.file == span.file
+                && name.span.start > span.start
+            {
+                later.get_or_insert(name.span);
+            }
+        });
+        later
     }
 
     pub fn global_const(&mut self, at: ItemRef) -> Val {

@@ -18,5 +18,6 @@ mod lines;
 mod parse;
 mod plans;
 pub mod print;
+pub mod visit;
 
 pub use parse::parse_file;
