@@ -107,3 +107,26 @@ fn activations_of_one_microbatch_are_alive() {
     let (one, four) = (arena(&prune::prune(&whole)), arena(&accumulate(&whole, sample, 4).unwrap()));
     assert!(four < one, "{four} bytes in four microbatches, {one} in one");
 }
+
+/// A golden model with a plan of two microbatches, through the passes of the driver.
+fn with_plan(model: &str) -> Result<Graph, Vec<partita::diag::Diagnostic>> {
+    let folder = tempfile::tempdir().unwrap();
+    let text = std::fs::read_to_string(format!("tests/golden_models/{model}.pta")).unwrap();
+    let path = folder.path().join("model.pta");
+    std::fs::write(&path, format!("{text}\nplan micro {{\n    microbatches 2\n}}\n")).unwrap();
+    let mut options = partita::driver::Options::of(path);
+    options.plan = Some("micro".into());
+    match partita::driver::pipeline::graphs(&options, &Disk) {
+        Ok(g) => Ok(g.train),
+        Err(f) => Err(f.sink.sorted()),
+    }
+}
+
+#[test]
+fn a_plan_asks_for_microbatches() {
+    let graph = with_plan("gpt").unwrap();
+    assert!(graph.dims.iter().any(|d| d.name == "microbatches" && d.size == 2));
+    let found = with_plan("moe").expect_err("the balance loss is a statistic of the batch");
+    assert_eq!(found[0].code, "E0601");
+    assert!(found[0].primary.is_some() && !found[0].secondary.is_empty(), "{found:?}");
+}

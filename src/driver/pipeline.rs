@@ -17,6 +17,7 @@ use crate::memory;
 use crate::program::{Program, Role};
 use crate::runtime::checkpoint::TensorInfo;
 use crate::source::{SourceMap, World};
+use crate::stage;
 use crate::syntax::ast::{ItemKind, Train};
 use std::path::Path;
 use std::time::Duration;
@@ -75,6 +76,16 @@ pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
         eval.outputs.retain(|o| matches!(o.kind, OutputKind::Loss | OutputKind::Metric));
     });
     p.graph("eval", &eval, &c.sources)?;
+    // A step in microbatches is a rewrite of the whole step, which therefore must be complete.
+    if let (Some((parts, span)), Some(sample)) = (single.microbatches, facts.sample_dim) {
+        train = p.run("accumulate", || stage::accumulate(&train, sample, parts as usize)).map_err(|d| {
+            let d = match d.primary {
+                Some(_) => d.and(span, "microbatches are asked for here"),
+                None => d.at(span, "asked for here"),
+            };
+            with(d, &c.sources)
+        })?;
+    }
     let [train, eval, init] = p.run("prune", || [train, eval, init].map(|g| prune::prune(&g)));
     for (name, graph) in [("train-pruned", &train), ("eval-pruned", &eval), ("init-pruned", &init)] {
         p.graph(name, graph, &c.sources)?;

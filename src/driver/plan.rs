@@ -3,6 +3,7 @@
 use super::options::Options;
 use crate::diag::{Diagnostic, did_you_mean};
 use crate::resolve::Program;
+use crate::source::Span;
 use crate::syntax::ast::{ItemKind, Plan, PlanKind};
 use crate::types::DType;
 
@@ -10,12 +11,13 @@ use crate::types::DType;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Single {
     pub precision: DType,
-    pub microbatches: u64,
+    /// How many, and where the plan says so.
+    pub microbatches: Option<(u64, Span)>,
 }
 
 /// The plan of the options, on one device.
 pub fn single(options: &Options, program: &Program) -> Result<Single, Diagnostic> {
-    let mut out = Single { precision: DType::F32, microbatches: 1 };
+    let mut out = Single { precision: DType::F32, microbatches: None };
     if let Some(name) = &options.plan {
         let plan = find(name, program)?;
         one_rank(plan, options)?;
@@ -28,7 +30,7 @@ pub fn single(options: &Options, program: &Program) -> Result<Single, Diagnostic
                             .help("precisions are f64, f32, bf16, f16")
                     })?;
                 }
-                PlanKind::Microbatches((n, _)) => out.microbatches = *n,
+                PlanKind::Microbatches((n, span)) => out.microbatches = Some((*n, *span)),
                 _ => {}
             }
         }
@@ -66,7 +68,7 @@ fn find<'a>(name: &str, program: &'a Program) -> Result<&'a Plan, Diagnostic> {
 }
 
 fn one_rank(plan: &Plan, options: &Options) -> Result<(), Diagnostic> {
-    let mut axes: Vec<(&str, u64, crate::source::Span)> = Vec::new();
+    let mut axes: Vec<(&str, u64, Span)> = Vec::new();
     for line in &plan.lines {
         if let PlanKind::Mesh(mesh) = &line.kind {
             axes.extend(mesh.iter().map(|a| (a.name.text.as_str(), a.size.0, a.name.span.to(a.size.1))));
