@@ -1,6 +1,7 @@
 //! What runs the steps of a recipe: the executor of compiled programs, or the reference interpreter.
 
-use super::findings::{At, Stop};
+use super::findings::Stop;
+use crate::diag::Diagnostic;
 use super::pipeline::{EVAL, Graphs, INIT, TRAIN};
 use crate::interp;
 use crate::ir::{self, Graph, OutputKind};
@@ -147,7 +148,7 @@ pub(super) fn stop(mut error: RuntimeError) -> Stop {
     if place.is_some() {
         error.place = None;
     }
-    Stop { error, at: place.map(At::Source) }
+    Stop { at: place, ..Stop::from(error) }
 }
 
 /// Elements as numbers.
@@ -221,8 +222,10 @@ impl Interpreted {
     }
 
     fn evaluate(&self, graph: &Graph, env: &interp::Env) -> Result<Vec<interp::Tensor>, Stop> {
-        interp::run(graph, env)
-            .map_err(|e| Stop { error: RuntimeError::new("E0809", e.message), at: e.span.map(At::Span) })
+        interp::run(graph, env).map_err(|e| {
+            let d = Diagnostic::error("E0809", e.message);
+            Stop { found: vec![if let Some(span) = e.span { d.at(span, "here") } else { d }], at: None }
+        })
     }
 }
 

@@ -22,10 +22,10 @@ impl Findings {
         Box::new(out)
     }
 
-    /// An error of the runtime, with the texts in which its place may lie.
+    /// Why a run ended, with the texts in which the place may lie.
     pub fn of_stop(stop: Stop, sources: &SourceMap) -> Box<Findings> {
         let mut out = Findings { sources: sources.clone(), sink: Sink::default() };
-        out.sink.push(stop.diagnostic(sources));
+        stop.diagnostics(sources).into_iter().for_each(|d| out.sink.push(d));
         Box::new(out)
     }
 }
@@ -36,38 +36,32 @@ impl From<RuntimeError> for Box<Findings> {
     }
 }
 
-/// Why a run ended early: an error, and the place in the program's text that it happened at.
+/// Why a run ended early.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Stop {
-    pub error: RuntimeError,
-    pub at: Option<At>,
-}
-
-/// A place in the program's text: a span where the text is there, file and line where only those are known.
-#[derive(Clone, PartialEq, Debug)]
-pub enum At {
-    Span(Span),
-    Source(Source),
+    pub found: Vec<Diagnostic>,
+    /// Where in the program the first of these happened, if that is known by file and line alone.
+    pub at: Option<Source>,
 }
 
 impl From<RuntimeError> for Stop {
     fn from(error: RuntimeError) -> Stop {
-        Stop { error, at: None }
+        Stop { found: vec![diagnostic(error)], at: None }
     }
 }
 
 impl Stop {
-    pub fn diagnostic(self, sources: &SourceMap) -> Diagnostic {
-        let d = diagnostic(self.error);
-        match self.at {
-            Some(At::Span(span)) => d.at(span, "here"),
-            Some(At::Source(source)) => match span_of(&source, sources) {
-                Some(span) => d.at(span, "here"),
-                None if source.file.is_empty() => d,
-                None => d.with_note(format!("at {}:{}:{}", source.file, source.line, source.column)),
-            },
-            None => d,
+    pub fn diagnostics(self, sources: &SourceMap) -> Vec<Diagnostic> {
+        let mut found = self.found;
+        if let (Some(source), Some(d)) = (self.at, found.first_mut()) {
+            let bare = d.clone();
+            *d = match span_of(&source, sources) {
+                Some(span) => bare.at(span, "here"),
+                None if source.file.is_empty() => bare,
+                None => bare.with_note(format!("at {}:{}:{}", source.file, source.line, source.column)),
+            };
         }
+        found
     }
 }
 
@@ -108,11 +102,11 @@ mod tests {
         let mut sources = SourceMap::default();
         sources.add("a.pta", "dim b = 2\nlet ü = x[v = i] // gather\n");
         let source = Source { file: "a.pta".into(), line: 2, column: 9, scope: String::new() };
-        let stop = Stop { error: RuntimeError::new("E0809", "index 7"), at: Some(At::Source(source.clone())) };
-        let d = stop.clone().diagnostic(&sources);
+        let stop = Stop { at: Some(source), ..Stop::from(RuntimeError::new("E0809", "index 7")) };
+        let d = stop.clone().diagnostics(&sources).remove(0);
         let span = d.primary.expect("a place").span;
         assert_eq!(sources.text(span), "x[v = i]");
-        let d = stop.diagnostic(&SourceMap::default());
+        let d = stop.diagnostics(&SourceMap::default()).remove(0);
         assert_eq!((d.primary, d.notes), (None, vec!["at a.pta:2:9".to_string()]));
     }
 }

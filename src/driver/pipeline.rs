@@ -10,11 +10,13 @@ use crate::autodiff;
 use crate::codegen::cpu::Target;
 use crate::diag::{Diagnostic, Sink, did_you_mean};
 use crate::elaborate::train::TrainFacts;
+use crate::elaborate::weights::{self, WeightsMap};
 use crate::elaborate::{Elab, Mode};
 use crate::ir::{Graph, OutputKind, StateKind, prune};
 use crate::kernel::{self, Module};
 use crate::memory;
 use crate::program::{Program, Role};
+use crate::resolve::{Entity, MAIN};
 use crate::runtime::checkpoint::TensorInfo;
 use crate::source::{SourceMap, World};
 use crate::stage;
@@ -64,7 +66,10 @@ pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
     });
     take(&mut found, &mut eval.sink, &c.sources)?;
 
-    let recipe = recipe(&train, &facts, item, options).map_err(|d| with(d, &c.sources))?;
+    let mut recipe = recipe(&train, &facts, item, options).map_err(|d| with(d, &c.sources))?;
+    let base = options.request.path.parent().unwrap_or(Path::new(""));
+    recipe.loads = p.run("map weights", || loads(&c, &train, &facts, item, base, &mut found));
+    take(&mut found, &mut Sink::default(), &c.sources)?;
     let (mut train, init) = (train.b.finish(), train.init.finish());
     let mut eval = eval.b.finish();
 
@@ -175,10 +180,6 @@ fn recipe(train: &Elab, facts: &TrainFacts, item: &Train, options: &Options) -> 
         Some(v) => Some(Valid { data: data::spec(&v.feed, base)?, every: v.every, batches: v.batches }),
         None => None,
     };
-    let loads = facts
-        .loads
-        .iter()
-        .map(|l| Load { path: base.join(&l.path), params: l.params.iter().map(|p| p.index()).collect() });
     Ok(Recipe {
         name: facts.name.clone(),
         model: item.model.text.clone(),
@@ -192,11 +193,39 @@ fn recipe(train: &Elab, facts: &TrainFacts, item: &Train, options: &Options) -> 
         params: graph.params.iter().map(|p| info(&p.path, p.dtype, &p.dims)).collect(),
         states: graph.states.iter().map(|s| (info(&s.path, s.dtype, &s.dims), role(s.kind))).collect(),
         averages: facts.averages.iter().map(|(p, s)| (p.index(), s.index())).collect(),
-        loads: loads.collect(),
+        loads: Vec::new(),
         unit: unit.to_string(),
         units,
         precision: train.precision.name().to_string(),
     })
+}
+
+/// The files of weights to begin with, and how their tensors lie in the parameters.
+pub fn loads(
+    c: &Checked,
+    train: &Elab,
+    facts: &TrainFacts,
+    item: &Train,
+    base: &Path,
+    sink: &mut Sink,
+) -> Vec<Load> {
+    let Some(Entity::Model(model)) = c.program.module(MAIN).names.get(&item.model.text).map(|b| b.entity) else {
+        return Vec::new();
+    };
+    let graph = &train.b.graph;
+    let mut out = Vec::new();
+    for l in &facts.loads {
+        let map = match &l.with {
+            Some((name, at)) => {
+                weights::map(&c.program, &c.settings, model, name, Some(*at), train.precision, sink)
+            }
+            None => Some(WeightsMap::own(graph)),
+        };
+        let params: Vec<usize> = l.params.iter().map(|p| p.index()).collect();
+        let states = params.len() == graph.params.len();
+        out.extend(map.map(|map| Load { path: base.join(&l.path), map, params, states }));
+    }
+    out
 }
 
 /// Steps of a train item that does not say.

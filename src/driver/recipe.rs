@@ -1,6 +1,7 @@
 //! What a training loop needs to know beyond the compiled program: data, schedule, tensors. Serialisable, so that a
 //! built program carries it; no source text is needed to use it.
 
+use crate::elaborate::weights::WeightsMap;
 use crate::program::Role;
 use crate::runtime::checkpoint::TensorInfo;
 use crate::runtime::data::{DataSpec, Input};
@@ -43,8 +44,12 @@ pub struct Valid {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Load {
     pub path: PathBuf,
+    /// How the file's tensors lie in the parameters.
+    pub map: WeightsMap,
     /// Numbers of the parameters that it sets.
     pub params: Vec<usize>,
+    /// Whether it sets the model's states, too.
+    pub states: bool,
 }
 
 /// What the command line says over the train item.

@@ -3,9 +3,12 @@
 use super::engine::{Engine, Slot};
 use super::findings::Stop;
 use super::recipe::{Load, Recipe};
+use crate::elaborate::weights::Target;
+use crate::elaborate::weights::transfer::{self, Buffers, FileTensor};
 use crate::program::Role;
 use crate::runtime::RuntimeError;
 use crate::runtime::checkpoint::{Checkpoint, Group, Tensor, TensorInfo, Weights};
+use crate::types::DType;
 
 /// Groups of a checkpoint: weights and model state are what evaluation and sampling need.
 pub const MODEL: &str = "model";
@@ -74,36 +77,50 @@ pub fn groups_of_use(recipe: &Recipe) -> Vec<&'static str> {
     if recipe.averages.is_empty() { vec![MODEL] } else { vec![MODEL, AVERAGE] }
 }
 
-/// Sets parameters to weights of a file, by their own names.
+/// Sets parameters to weights of a file.
 pub fn load(recipe: &Recipe, engine: &mut dyn Engine, load: &Load) -> Result<(), Stop> {
     let weights = Weights::open(&load.path)?;
-    for n in &load.params {
-        let want = &recipe.params[*n];
-        let Some((_, shape)) = weights.info(&want.name) else {
-            return Err(RuntimeError::new(
-                "E0807",
-                format!("`{}` has no tensor `{}`", load.path.display(), want.name),
-            )
-            .help("name the parameters that it has by `on`, or translate its names by a `weights` item: `load .. with map`")
-            .into());
-        };
-        if shape != want.shape {
-            return Err(RuntimeError::new(
-                "E0807",
-                format!(
-                    "`{}` of `{}` has shape {shape:?}, the model's has {:?}",
-                    want.name,
-                    load.path.display(),
-                    want.shape
-                ),
-            )
-            .help("translate its order of axes by a `weights` item: `load .. with map`")
-            .into());
+    let wanted = |t: Target| match t {
+        Target::Param(p) => load.params.contains(&p.index()),
+        Target::State(_) => load.states,
+    };
+    // What the file leaves out keeps its value.
+    let mut buffers = Buffers::default();
+    for slot in load.map.slots.iter().filter(|s| wanted(s.target)) {
+        let mut bytes = Vec::new();
+        engine.read(place(slot.target), &mut bytes);
+        buffers.0.insert(slot.target, (slot.dtype, bytes));
+    }
+    let mut failed: Option<RuntimeError> = None;
+    let mut read = |name: &str| {
+        let (_, shape) = weights.info(name)?;
+        // Master weights are as wide as they get; narrower files are widened without loss.
+        let dtype = recipe.params.first().map_or(DType::F32, |p| p.dtype);
+        match weights.read(name, dtype) {
+            Ok(bytes) => Some(FileTensor { dtype, shape: shape.to_vec(), bytes: bytes.into() }),
+            Err(e) => {
+                failed.get_or_insert(e);
+                None
+            }
         }
-        engine.write(Slot::Param(*n), &weights.read(&want.name, want.dtype)?);
+    };
+    let outcome = transfer::import(&load.map, &load.path.display().to_string(), &wanted, &mut read, &mut buffers);
+    if let Some(e) = failed {
+        return Err(e.into());
+    }
+    outcome.map_err(|found| Stop { found, at: None })?;
+    for (target, (_, bytes)) in &buffers.0 {
+        engine.write(place(*target), bytes);
     }
     begin_averages(recipe, engine);
     Ok(())
+}
+
+fn place(target: Target) -> Slot {
+    match target {
+        Target::Param(p) => Slot::Param(p.index()),
+        Target::State(s) => Slot::State(s.index()),
+    }
 }
 
 /// Averages begin at the weights.

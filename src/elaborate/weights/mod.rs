@@ -24,9 +24,10 @@ use crate::ir::{Graph, ParamId, StateId, StateKind};
 use crate::resolve::{ItemRef, Program};
 use crate::source::Span;
 use crate::types::DType;
+use serde::{Deserialize, Serialize};
 
 /// A copy plan between a file's tensors and a model's parameters and states.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct WeightsMap {
     /// Of the item; empty for Partita's own names.
     pub name: String,
@@ -36,7 +37,7 @@ pub struct WeightsMap {
 }
 
 /// A tensor of the file.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Entry {
     pub file_name: String,
     pub shape: Vec<usize>,
@@ -45,7 +46,7 @@ pub struct Entry {
 }
 
 /// A parameter or state.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Slot {
     pub target: Target,
     pub path: String,
@@ -54,7 +55,7 @@ pub struct Slot {
     pub shape: Vec<usize>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum Target {
     Param(ParamId),
     State(StateId),
@@ -62,7 +63,7 @@ pub enum Target {
 
 /// A strided copy: for every combination of digits `(k0, k1, ..)` the element `target_offset + sum k * target_stride` of
 /// the target is the element `file_offset + sum k * file_stride` of the tensor.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Piece {
     pub target: Target,
     pub target_offset: usize,
@@ -70,7 +71,7 @@ pub struct Piece {
     pub factors: Vec<Factor>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Factor {
     pub size: usize,
     pub target_stride: usize,
