@@ -761,3 +761,23 @@ fn equal_kernels_share_code_and_text_is_stable() {
     assert!(text.starts_with("function u0:0(i64, i64, i64, i64, i64)"), "{text}");
     assert_eq!(text, target.clif(&a));
 }
+
+/// Code for processors other than this one is at least complete and self-contained.
+#[test]
+fn other_processors_have_code_for_everything() {
+    for arch in ["aarch64", "x86_64"] {
+        let target = partita::codegen::cpu::Target::named(arch).unwrap();
+        let mut kernels =
+            vec![softmax(DType::F32, &[2], 64), softmax(DType::F16, &[2], 64), softmax(DType::F64, &[2], 7)];
+        for &op in MapOp::ALL {
+            for dtype in [DType::Bool, DType::I32, DType::F16, DType::BF16, DType::F32, DType::F64] {
+                if valid(op, dtype) {
+                    kernels.push(pointwise(op, dtype, 37));
+                }
+            }
+        }
+        kernels.extend((0..12).map(|seed| random_kernel(seed).0));
+        let code = target.compile(&kernels, 2).unwrap();
+        assert!(code.target.starts_with(arch), "{}", code.target);
+    }
+}

@@ -118,8 +118,8 @@ impl<'f> Ops<'f> {
         let y = self.pick(unbounded, x, y);
         let at_zero = self.fcmp(FloatCC::Equal, x, zero);
         let y = self.pick(at_zero, minus_infinity, y);
-        let undefined = self.fcmp(FloatCC::UnorderedOrLessThan, x, zero);
-        self.pick(undefined, nan, y)
+        let defined = self.fcmp(FloatCC::GreaterThanOrEqual, x, zero);
+        self.pick(defined, y, nan)
     }
 
     /// The logarithm of a positive normal number; `shift` is added to its binary exponent.

@@ -24,7 +24,7 @@ use cranelift_codegen::Context;
 use cranelift_codegen::control::ControlPlane;
 use cranelift_codegen::ir::types::I64;
 use cranelift_codegen::ir::{AbiParam, Function, Signature, UserFuncName};
-use cranelift_codegen::isa::OwnedTargetIsa;
+use cranelift_codegen::isa::{self, OwnedTargetIsa};
 use cranelift_codegen::settings::{self, Configurable};
 use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
 use std::collections::HashMap;
@@ -45,14 +45,33 @@ pub struct Target {
 impl Target {
     /// The processor that this runs on. An error is a sentence about why there is no code for it.
     pub fn host() -> Result<Target, String> {
+        Target::of(cranelift_native::builder()?)
+    }
+
+    /// The plainest processor of an architecture, as `aarch64` or `x86_64`, to see what code for it looks like.
+    pub fn named(arch: &str) -> Result<Target, String> {
+        let mut builder = isa::lookup_by_name(arch).map_err(|e| format!("no code for `{arch}`: {e}"))?;
+        if arch == "x86_64" {
+            for feature in ["has_sse3", "has_ssse3", "has_sse41"] {
+                builder.enable(feature).map_err(|e| e.to_string())?;
+            }
+        }
+        Target::of(builder)
+    }
+
+    fn of(builder: isa::Builder) -> Result<Target, String> {
         let mut flags = settings::builder();
-        for (name, value) in [("opt_level", "speed"), ("enable_probestack", "false"), ("unwind_info", "false")] {
+        let verify = if cfg!(debug_assertions) { "true" } else { "false" };
+        let wanted = [
+            ("opt_level", "speed"),
+            ("enable_probestack", "false"),
+            ("unwind_info", "false"),
+            ("enable_verifier", verify),
+        ];
+        for (name, value) in wanted {
             flags.set(name, value).map_err(|e| e.to_string())?;
         }
-        flags
-            .set("enable_verifier", if cfg!(debug_assertions) { "true" } else { "false" })
-            .map_err(|e| e.to_string())?;
-        let isa = cranelift_native::builder()?.finish(settings::Flags::new(flags)).map_err(|e| e.to_string())?;
+        let isa = builder.finish(settings::Flags::new(flags)).map_err(|e| e.to_string())?;
         let features: Vec<&str> = isa
             .isa_flags()
             .iter()

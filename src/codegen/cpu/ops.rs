@@ -163,7 +163,8 @@ impl<'f> Ops<'f> {
     }
 
     pub fn is_nan(&mut self, x: Value) -> Value {
-        self.fcmp(FloatCC::Unordered, x, x)
+        // Not `Unordered`: some processors do not have it for vectors.
+        self.fcmp(FloatCC::NotEqual, x, x)
     }
 
     /// `condition ? x : y`, in each lane.
