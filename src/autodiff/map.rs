@@ -1,7 +1,7 @@
 //! Derivatives of elementwise functions.
 
 use super::Reverse;
-use crate::ir::ValueId;
+use crate::ir::{DimId, ValueId};
 use crate::types::MapOp;
 
 impl Reverse<'_> {
@@ -13,12 +13,60 @@ impl Reverse<'_> {
             if !self.wants(*x) {
                 continue;
             }
-            if let Some(part) = self.map_part(op, i, args, y, g) {
+            if let Some((part, over)) = self.early_sum(op, i, args, y, g) {
+                self.contribute(*x, part, &over);
+            } else if let Some(part) = self.map_part(op, i, args, y, g) {
                 self.contribute(*x, part, &over);
             }
         }
         // Cast is listed here so that a new function must say what its derivative is.
         debug_assert!(!matches!(op, Cast(t) if !t.is_float()));
+    }
+
+    /// The contribution to operand `i` of a difference, product or quotient where part of the sum over dims that the operand
+    /// lacks can be taken before a factor that lacks them too; with the dims that are left to sum over.
+    fn early_sum(
+        &mut self,
+        op: MapOp,
+        i: usize,
+        args: &[ValueId],
+        y: ValueId,
+        g: ValueId,
+    ) -> Option<(ValueId, Vec<DimId>)> {
+        use MapOp::*;
+        let x = args[i];
+        // Sums in a wider type than the cotangent's come last.
+        if self.held_in(x) != self.b.dtype(g) {
+            return None;
+        }
+        let b = &mut *self.b;
+        let (summed, factor) = match (op, i) {
+            (Sub, 1) => (g, None),
+            (Mul, _) => (g, Some(args[1 - i])),
+            (Div, 0) => (g, Some(args[1])),
+            (Div, _) if b.dims(x).len() < b.dims(y).len() => (b.mul(g, y), Some(x)),
+            _ => return None,
+        };
+        let lacks = |v: ValueId, d: &DimId| !b.dims(v).contains(d);
+        let (early, late): (Vec<DimId>, Vec<DimId>) = b
+            .dims(y)
+            .iter()
+            .copied()
+            .partition(|d| lacks(x, d) && factor.is_none_or(|f| lacks(f, d)) && !lacks(summed, d));
+        if early.is_empty() {
+            return None;
+        }
+        let sum = b.sum(&early, summed);
+        let part = match (op, i) {
+            (Mul, _) => b.mul(sum, args[1 - i]),
+            (Div, 0) => b.div(sum, args[1]),
+            (Div, _) => {
+                let part = b.div(sum, x);
+                b.neg(part)
+            }
+            _ => b.neg(sum),
+        };
+        Some((part, late))
     }
 
     /// The contribution to operand `i`.
@@ -49,8 +97,9 @@ impl Reverse<'_> {
                 b.mul(g, slope)
             }
             (Square, _) => {
-                let slope = b.map_scalar(Mul, x, 2.0);
-                b.mul(g, slope)
+                // The cotangent may have fewer dims than x.
+                let twice = b.map_scalar(Mul, g, 2.0);
+                b.mul(twice, x)
             }
             (Abs, _) => {
                 let sign = b.map(Sign, &[x]);
