@@ -198,27 +198,61 @@ impl Kernel {
         &self.exprs[id.index()]
     }
 
-    /// Whether the kernel does the same when the argument that it writes (`written`) and the one that it reads (`read`)
-    /// are one memory: a single pass with stores, which alone reads it, at the index that it writes.
+    /// Whether the kernel does the same when the argument that it writes (`written`) and those that it reads (`read`) are
+    /// one memory: one store, at the index of every load, and no load in a later pass.
     fn updates_in_place(&self, written: impl Fn(ArgId) -> bool, read: impl Fn(ArgId) -> bool) -> bool {
-        let loads: Vec<&Index> = self
-            .exprs
-            .iter()
-            .filter_map(|e| match &e.node {
-                Node::Load { buffer, at, .. } if read(*buffer) => Some(at),
-                _ => None,
-            })
-            .collect();
-        if loads.is_empty() {
+        // Per expression: whether it loads what is read, directly or not.
+        let mut loads = vec![false; self.exprs.len()];
+        let mut places: Vec<&Index> = Vec::new();
+        for (i, expr) in self.exprs.iter().enumerate() {
+            let mut operands: Vec<ExprId> = Vec::new();
+            let mut index = |at: &Index| operands.extend(at.exprs.iter().map(|(e, _)| *e));
+            let own = match &expr.node {
+                Node::Load { buffer, at, when, .. } => {
+                    index(at);
+                    operands.extend(*when);
+                    if read(*buffer) {
+                        places.push(at);
+                    }
+                    read(*buffer)
+                }
+                Node::Index(at) | Node::Random { counter: at, .. } => {
+                    index(at);
+                    false
+                }
+                Node::Map(_, args) => {
+                    operands.extend(args);
+                    false
+                }
+                Node::Check { index, .. } => {
+                    operands.push(*index);
+                    false
+                }
+                Node::Const(_) | Node::Register(_) => false,
+            };
+            loads[i] = own || operands.iter().any(|e| loads[e.index()]);
+        }
+        if places.is_empty() {
             return true;
         }
-        match self.body.as_slice() {
-            [Statement::Pass(pass)] => {
-                let stores: Vec<&Index> = pass.stores.iter().filter(|s| written(s.buffer)).map(|s| &s.at).collect();
-                stores.len() == 1 && loads.iter().all(|l| *l == stores[0])
+        let uses = |e: &ExprId| loads[e.index()];
+        let mut stored = false;
+        for statement in &self.body {
+            let Statement::Pass(pass) = statement else { return false };
+            let reads = pass.carries.iter().any(|c| uses(&c.initial) || uses(&c.next))
+                || pass.reductions.iter().any(|r| uses(&r.value))
+                || pass.stores.iter().any(|s| uses(&s.value) || s.at.exprs.iter().any(|(e, _)| uses(e)));
+            if stored && reads {
+                return false;
             }
-            _ => false,
+            for store in pass.stores.iter().filter(|s| written(s.buffer)) {
+                if stored || store.when.is_some() || places.iter().any(|at| **at != store.at) {
+                    return false;
+                }
+                stored = true;
+            }
         }
+        true
     }
 }
 

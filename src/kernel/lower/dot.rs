@@ -152,6 +152,7 @@ impl Lowerer<'_, '_> {
             self.need.push(true);
             self.status.push(Status::Memory);
             self.views.push(None);
+            self.orders.push(order.clone());
             self.buffers.push(Some(to));
             self.inputs.push(Vec::new());
             self.cost.push(0);

@@ -9,7 +9,7 @@
 
 use super::{Lowerer, Source, Status};
 use crate::ir::*;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 /// Nodes with fewer rows leave threads idle ..
 const FEW_ROWS: usize = 8;
@@ -65,6 +65,9 @@ impl Lowerer<'_, '_> {
                     }
                 }
             }
+        }
+        if block == ENTRY {
+            self.update_last();
         }
         self.close(block);
         self.find_leaving();
@@ -178,6 +181,49 @@ impl Lowerer<'_, '_> {
         let rows = self.graph.elements(&rows);
         let before = count(&self.nodes[a as usize].ops).max(count(&self.nodes[b as usize].ops));
         rows >= FEW_ROWS || work <= LITTLE_WORK || rows == before
+    }
+
+    /// Has the node that computes a new parameter or state wait for all that read the old one, where that is possible, so
+    /// that the new one can take its place.
+    fn update_last(&mut self) {
+        let mut readers: HashMap<ValueId, Vec<u32>> = HashMap::new();
+        for i in 0..self.nodes.len() as u32 {
+            for id in &self.nodes[i as usize].ops {
+                for s in &self.inputs[self.graph.op(*id).results[0].index()] {
+                    let leaf = self.graph.def_op(s.value).map(|o| &o.op);
+                    if matches!(leaf, Some(Op::Param(_) | Op::State(_))) {
+                        readers.entry(s.value).or_default().push(i);
+                    }
+                }
+            }
+        }
+        let mut old: HashMap<OutputKind, ValueId> = HashMap::new();
+        for id in &self.graph.block(ENTRY).ops {
+            let op = self.graph.op(*id);
+            match op.op {
+                Op::Param(p) => old.insert(OutputKind::Param(p), op.results[0]),
+                Op::State(s) => old.insert(OutputKind::State(s), op.results[0]),
+                _ => None,
+            };
+        }
+        for output in self.graph.outputs.clone() {
+            let (Some(old), Some(writer)) = (old.get(&output.kind), self.node_of_value(output.value)) else { continue };
+            for reader in readers.get(old).into_iter().flatten() {
+                let reader = self.find(*reader);
+                let known = self.nodes[writer as usize].before.contains(&reader);
+                if reader == writer || known || self.waits_for(reader, writer) {
+                    continue;
+                }
+                self.nodes[writer as usize].before.push(reader);
+                self.nodes[reader as usize].after.push(writer);
+                let rank = self.nodes[reader as usize].rank + 1;
+                self.raise(writer, rank);
+            }
+        }
+    }
+
+    fn waits_for(&self, a: u32, b: u32) -> bool {
+        self.nodes[a as usize].before.iter().any(|p| self.find(*p) == b) || self.path(b, a)
     }
 
     /// The dims that all results have.

@@ -74,6 +74,8 @@ struct Lowerer<'m, 's> {
     need: Vec<bool>,
     status: Vec<Status>,
     views: Vec<Option<View>>,
+    /// Storage order, or for inline values the order in which they come most easily; major first.
+    orders: Vec<Vec<DimId>>,
     /// Of roots of views, once they are asked for.
     buffers: Vec<Option<BufferId>>,
     /// Of inline values.
@@ -111,6 +113,7 @@ pub(super) fn lower(module: &mut Module<'_>, name: &str, graph: &Graph, options:
         need: vec![false; n],
         status: vec![Status::Unknown; n],
         views: vec![None; n],
+        orders: graph.values.iter().map(|v| v.dims.clone()).collect(),
         buffers: vec![None; n],
         inputs: vec![Vec::new(); n],
         cost: vec![0; n],
@@ -180,8 +183,13 @@ impl Lowerer<'_, '_> {
                 waiting[i] += 1;
             }
         }
-        let last = |i: usize| self.nodes[i].ops.last().map(|op| self.position[op.index()]);
-        let mut ready: BinaryHeap<Reverse<(Option<u32>, usize)>> = (0..n)
+        // Updates run as soon as they can: then gradients need not be kept.
+        let last = |i: usize| {
+            let ops = &self.nodes[i].ops;
+            let update = ops.iter().all(|op| self.graph.op(*op).phase == Phase::Update);
+            if update { 0 } else { ops.last().map_or(0, |op| self.position[op.index()] + 1) }
+        };
+        let mut ready: BinaryHeap<Reverse<(u32, usize)>> = (0..n)
             .filter(|i| waiting[*i] == 0 && !self.nodes[*i].ops.is_empty())
             .map(|i| Reverse((last(i), i)))
             .collect();

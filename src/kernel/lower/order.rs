@@ -4,11 +4,15 @@
 use super::Lowerer;
 use super::dot::Plan;
 use crate::ir::*;
+use std::collections::VecDeque;
 
 /// Values with more dims keep the graph's order: there would be too many others to try.
 const MAX_DIMS: usize = 5;
-/// Renames that are followed to find a user.
-const MAX_RENAMES: usize = 3;
+/// Values that are followed to find products that use one, and products that count.
+const MAX_FOLLOWED: usize = 24;
+const MAX_USES: usize = 6;
+/// Elementwise operations that are followed to find a merge.
+const MAX_STEPS_TO_MERGE: usize = 4;
 
 impl Lowerer<'_, '_> {
     /// For the result of a matrix product.
@@ -42,16 +46,81 @@ impl Lowerer<'_, '_> {
     }
 
     /// For a value that a kernel computes.
-    pub(super) fn member_order(&self, v: ValueId, inputs: &[super::Source]) -> Vec<DimId> {
-        if let Some(order) = self.wanted_order(v) {
-            return order;
+    pub(super) fn member_order(&self, v: ValueId) -> Vec<DimId> {
+        self.wanted_order(v).unwrap_or_else(|| self.natural_order(v))
+    }
+
+    /// The order in which a kernel comes by the elements of a value if it goes through its operands in theirs.
+    pub(super) fn natural_order(&self, v: ValueId) -> Vec<DimId> {
+        let given = &self.graph.value(v).dims;
+        let Some(op) = self.graph.def_op(v) else { return given.clone() };
+        let Some(&x) = op.args.iter().max_by_key(|a| (self.graph.value(**a).dims.len(), std::cmp::Reverse(**a))) else {
+            return given.clone();
+        };
+        let from = &self.orders[x.index()];
+        let mut order: Vec<DimId> = match &op.op {
+            Op::Reshape { groups } => replace(from, groups.iter().map(|(from, to)| (from.as_slice(), to.clone()))),
+            Op::Window { axes, .. } => {
+                let terms =
+                    axes.iter().map(|a| (std::slice::from_ref(&a.input), a.terms.iter().map(|t| t.0).collect()));
+                replace(from, terms)
+            }
+            Op::Concat { parts, to } => {
+                let part = parts.iter().find(|p| from.contains(p)).map(std::slice::from_ref).unwrap_or(&[]);
+                replace(from, std::iter::once((part, vec![*to])))
+            }
+            Op::Stack { dim } => self.with_new_dim(v, from, *dim),
+            Op::Fold { axes } => {
+                let mut order = from.clone();
+                for a in axes {
+                    let terms: Vec<DimId> = a.terms.iter().map(|t| t.0).collect();
+                    order = match terms.iter().any(|d| order.contains(d)) {
+                        true => replace(&order, std::iter::once((terms.as_slice(), vec![a.input]))),
+                        false => self.with_new_dim(v, &order, a.input),
+                    };
+                }
+                order
+            }
+            Op::Map(_) | Op::StopGradient | Op::Broadcast { .. } | Op::Reduce { .. } => from.clone(),
+            _ => return given.clone(),
+        };
+        order.retain(|d| given.contains(d));
+        let mut all: Vec<DimId> = given.iter().copied().filter(|d| !order.contains(d)).collect();
+        all.extend(order);
+        all
+    }
+
+    /// An order with one more dim: where a merge that follows wants it, or as the major one.
+    fn with_new_dim(&self, v: ValueId, order: &[DimId], dim: DimId) -> Vec<DimId> {
+        if let Some(group) = self.merge_of(v, dim)
+            && let Some(first) = group.iter().find(|d| order.contains(d))
+        {
+            let rest: Vec<DimId> = order.iter().copied().filter(|d| d == first || !group.contains(d)).collect();
+            return replace(&rest, std::iter::once((std::slice::from_ref(first), group.clone())));
         }
-        let dims = &self.graph.value(v).dims;
-        let like = inputs.iter().filter(|s| s.aligned).map(|s| s.value).find(|s| {
-            let other = &self.graph.value(*s).dims;
-            self.views[s.index()].is_some() && other.len() == dims.len() && other.iter().all(|d| dims.contains(d))
-        });
-        like.map_or(dims.clone(), |s| self.order_of(s))
+        std::iter::once(dim).chain(order.iter().copied()).collect()
+    }
+
+    /// The dims that a later operation merges a dim with, through elementwise operations.
+    fn merge_of(&self, v: ValueId, dim: DimId) -> Option<Vec<DimId>> {
+        let mut at = v;
+        for _ in 0..MAX_STEPS_TO_MERGE {
+            let mut next = None;
+            for user in &self.users[at.index()] {
+                let op = self.graph.op(*user);
+                match &op.op {
+                    Op::Reshape { groups } => {
+                        if let Some((from, _)) = groups.iter().find(|(from, _)| from.contains(&dim) && from.len() > 1) {
+                            return Some(from.clone());
+                        }
+                    }
+                    Op::Map(_) => next = next.or(Some(op.results[0])),
+                    _ => {}
+                }
+            }
+            at = next?;
+        }
+        None
     }
 
     /// The dims of a value from major to minor as it is stored.
@@ -77,33 +146,65 @@ impl Lowerer<'_, '_> {
         self.param_orders.get(&key).cloned()
     }
 
-    /// Products that read a value, through renames of its dims.
+    /// Products that read a value, be it rearranged or changed element by element.
     fn dot_uses(&self, v: ValueId) -> Vec<Use> {
         let mut found = Vec::new();
-        let mut work: Vec<(ValueId, Vec<(DimId, DimId)>)> = vec![(v, vec![])];
-        while let Some((alias, renamed)) = work.pop() {
+        let own: Vec<Carrier> =
+            self.graph.value(v).dims.iter().map(|d| Carrier { dim: *d, of: *d, times: 1 }).collect();
+        let mut seen = vec![v];
+        let mut work: VecDeque<(ValueId, Vec<Carrier>)> = VecDeque::from([(v, own)]);
+        while let Some((alias, carriers)) = work.pop_front() {
             for user in &self.users[alias.index()] {
                 let op = self.graph.op(*user);
-                match &op.op {
-                    Op::Dot { .. } => found.push(Use { dot: *user, alias, renamed: renamed.clone() }),
-                    Op::Reshape { groups } if renamed.len() < MAX_RENAMES => {
-                        let mut all = renamed.clone();
-                        let plain = groups.iter().all(|(from, to)| {
-                            let ([from], [to]) = (from.as_slice(), to.as_slice()) else { return false };
-                            let old = all.iter().find(|(_, new)| new == from).map_or(*from, |(old, _)| *old);
-                            all.retain(|(o, _)| *o != old);
-                            all.push((old, *to));
-                            true
-                        });
-                        if plain {
-                            work.push((op.results[0], all));
-                        }
-                    }
-                    _ => {}
+                if let Op::Dot { .. } = op.op {
+                    found.push(Use { dot: *user, alias, carriers: carriers.clone() });
+                    continue;
+                }
+                let Some(&result) = op.results.first() else { continue };
+                if found.len() >= MAX_USES || seen.len() >= MAX_FOLLOWED || seen.contains(&result) {
+                    continue;
+                }
+                if let Some(next) = self.carried(op, &carriers) {
+                    seen.push(result);
+                    work.push_back((result, next));
                 }
             }
         }
         found
+    }
+
+    /// Where the dims of a value are in the result of an operation on it; None where they are lost.
+    fn carried(&self, op: &Operation, carriers: &[Carrier]) -> Option<Vec<Carrier>> {
+        let find = |d: DimId| carriers.iter().find(|c| c.dim == d).copied();
+        let mut next: Vec<Carrier> = carriers.to_vec();
+        match &op.op {
+            Op::Map(_) | Op::StopGradient | Op::Broadcast { .. } | Op::Stack { .. } => {}
+            Op::Reshape { groups } => {
+                for (from, to) in groups {
+                    next.retain(|c| !from.contains(&c.dim));
+                    // The minor dim says how close elements are.
+                    let Some(mut c) = from.last().and_then(|d| find(*d)) else { continue };
+                    for d in to.iter().rev() {
+                        next.push(Carrier { dim: *d, ..c });
+                        c.times *= self.graph.size(*d) as i64;
+                    }
+                }
+            }
+            Op::Window { axes, .. } => {
+                for a in axes {
+                    next.retain(|c| c.dim != a.input);
+                    let Some(c) = find(a.input) else { continue };
+                    next.extend(a.terms.iter().map(|(d, k)| Carrier { dim: *d, of: c.of, times: c.times * k }));
+                }
+            }
+            Op::Concat { parts, to } => {
+                for c in next.iter_mut().filter(|c| parts.contains(&c.dim)) {
+                    c.dim = *to;
+                }
+            }
+            _ => return None,
+        }
+        Some(next)
     }
 
     /// What a product costs whose operand has the given strides; its other operand as far as it is known, its result
@@ -114,10 +215,13 @@ impl Lowerer<'_, '_> {
         let dims = [op.args[0], op.args[1]].map(|a| self.graph.value(a).dims.as_slice());
         let which = usize::from(op.args[0] != user.alias);
         let other = op.args[1 - which];
-        let old = |d: DimId| user.renamed.iter().find(|(_, new)| *new == d).map_or(d, |(old, _)| *old);
         let plan = Plan::new(&self.graph, dims, contract, |d| {
             let mut strides = [None; 3];
-            strides[which] = Some(if dims[which].contains(&d) { own(old(d)) } else { 0 });
+            strides[which] = match user.carriers.iter().find(|c| c.dim == d) {
+                Some(c) => Some(own(c.of) * c.times),
+                None if dims[which].contains(&d) => None,
+                None => Some(0),
+            };
             if self.views[other.index()].is_some() {
                 strides[1 - which] = Some(self.stride(other, d));
             }
@@ -131,8 +235,27 @@ impl Lowerer<'_, '_> {
 struct Use {
     dot: OpId,
     alias: ValueId,
-    /// (dim of the value, dim of the alias)
-    renamed: Vec<(DimId, DimId)>,
+    carriers: Vec<Carrier>,
+}
+
+/// A dim of an alias that moves through memory `times` as far as a dim of the value.
+#[derive(Clone, Copy)]
+struct Carrier {
+    dim: DimId,
+    of: DimId,
+    times: i64,
+}
+
+/// A list of dims in which groups are replaced, each where its first member that is there stands.
+fn replace<'a>(order: &[DimId], groups: impl Iterator<Item = (&'a [DimId], Vec<DimId>)>) -> Vec<DimId> {
+    let mut out = order.to_vec();
+    for (from, to) in groups {
+        let at = out.iter().position(|d| from.contains(d));
+        let before = at.map_or(0, |at| out[..at].iter().filter(|d| !from.contains(d)).count());
+        out.retain(|d| !from.contains(d));
+        out.splice(before..before, to);
+    }
+    out
 }
 
 fn permutations(dims: &[DimId]) -> Vec<Vec<DimId>> {

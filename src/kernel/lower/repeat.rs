@@ -35,6 +35,7 @@ impl Lowerer<'_, '_> {
             self.buffer(view.root);
             self.views[param.index()] = Some(View { strides, ..view });
             self.status[param.index()] = Status::Memory;
+            self.orders[param.index()] = self.order_of(*param);
         }
 
         // Collected values: slices.

@@ -14,6 +14,8 @@ const CHAIN_COST: u32 = 160;
 const CHAIN_SOURCES: usize = 24;
 /// Of an elementwise function that takes more than a few instructions.
 const HEAVY: u32 = 8;
+/// Of a gather, whose loads go anywhere: not to be done twice.
+const GATHER: u32 = INLINE_COST + 1;
 /// Further parts make an inline concatenation slower than a copy.
 const INLINE_PARTS: usize = 4;
 
@@ -125,7 +127,7 @@ impl Lowerer<'_, '_> {
             Op::Gather { .. } => {
                 let mut inputs = self.sources(&op.args[1..], true);
                 join(&mut inputs, self.sources(&op.args[..1], false));
-                let cost = self.args_cost(&op.args) + 3;
+                let cost = self.args_cost(&op.args) + GATHER;
                 self.inline_or_member(v, cost, inputs);
             }
             Op::Concat { .. } | Op::Stack { .. } => {
@@ -181,6 +183,7 @@ impl Lowerer<'_, '_> {
     pub(super) fn place_root(&mut self, v: ValueId, order: &[DimId], status: Status) {
         let strides = self.strides(&self.graph.value(v).dims, order);
         self.views[v.index()] = Some(View { root: v, offset: 0, strides });
+        self.orders[v.index()] = order.to_vec();
         self.status[v.index()] = status;
     }
 
@@ -210,6 +213,7 @@ impl Lowerer<'_, '_> {
             && let Some(view) = self.alias(op, x, v)
         {
             self.views[v.index()] = Some(view);
+            self.orders[v.index()] = self.order_of(v);
             self.status[v.index()] = Status::Memory;
             return;
         }
@@ -268,7 +272,7 @@ impl Lowerer<'_, '_> {
     }
 
     fn member(&mut self, v: ValueId, cost: u32, inputs: Vec<Source>) {
-        let order = self.member_order(v, &inputs);
+        let order = self.member_order(v);
         self.place_root(v, &order, Status::Member);
         self.inputs[v.index()] = inputs;
         self.cost[v.index()] = cost;
@@ -287,6 +291,7 @@ impl Lowerer<'_, '_> {
         let fuse = self.options.fuse || view || leaf;
         if !self.need[v.index()] && fuse && (chain || cheap) && !repeated {
             self.status[v.index()] = Status::Inline;
+            self.orders[v.index()] = self.natural_order(v);
             self.inputs[v.index()] = inputs;
             self.cost[v.index()] = cost;
         } else {
