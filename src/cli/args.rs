@@ -1,5 +1,7 @@
 //! The arguments of every subcommand.
 
+use crate::driver::recipe::{Overrides, Recipe};
+use crate::driver::train::TrainRequest;
 use crate::driver::{Options, Request, plan};
 use crate::types::DType;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -33,6 +35,12 @@ pub enum Command {
     Train(TrainArgs),
     /// Sample from a trained model
     Sample(super::sample::SampleArgs),
+    /// Evaluate a checkpoint on validation data
+    Eval(EvalArgs),
+    /// Say how much memory a program needs, exactly
+    Memory(MemoryArgs),
+    /// Write one executable that trains, evaluates and samples by itself
+    Build(BuildArgs),
     /// Format programs
     Fmt(FmtArgs),
     /// Show a program in one of its intermediate forms
@@ -95,11 +103,26 @@ pub struct CheckArgs {
     pub json: bool,
 }
 
-/// How to train. The names of overrides are those of the train item.
 #[derive(Args, Debug)]
 pub struct TrainArgs {
     #[command(flatten)]
     pub compile: CompileArgs,
+    #[command(flatten)]
+    pub how: TrainHow,
+    /// Compile, but do not run
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Stop at the first value that is not finite, and name its line (slow)
+    #[arg(long)]
+    pub debug_nan: bool,
+    /// What runs the steps
+    #[arg(long, value_enum, default_value_t = EngineChoice::Cpu, hide = true)]
+    pub engine: EngineChoice,
+}
+
+/// What of training does not depend on the program's text.
+#[derive(Args, Debug)]
+pub struct TrainHow {
     /// Steps to train, over what the item says
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub steps: Option<u64>,
@@ -118,15 +141,60 @@ pub struct TrainArgs {
     /// Write the figures of each step to a file, as JSON lines
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<PathBuf>,
-    /// Compile, but do not run
+}
+
+#[derive(Args, Debug)]
+pub struct EvalArgs {
+    #[command(flatten)]
+    pub compile: CompileArgs,
+    #[command(flatten)]
+    pub how: EvalHow,
+    /// Write an `output` of the model, for all batches, to an .npy file (may be given several times)
+    #[arg(long, value_name = "NAME=FILE", value_parser = output)]
+    pub output: Vec<(String, PathBuf)>,
+}
+
+#[derive(Args, Debug)]
+pub struct EvalHow {
+    /// The run or checkpoint to evaluate [default: runs/NAME]
+    #[arg(long, value_name = "DIR", conflicts_with = "initial")]
+    pub checkpoint: Option<PathBuf>,
+    /// Evaluate the weights that training begins with
     #[arg(long)]
-    pub dry_run: bool,
-    /// Stop at the first value that is not finite, and name its line (slow)
+    pub initial: bool,
+    /// Data in the place of the item's file
+    #[arg(long, value_name = "FILE")]
+    pub data: Option<PathBuf>,
+    /// At most so many batches
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub batches: Option<u64>,
+    /// Report as JSON
     #[arg(long)]
-    pub debug_nan: bool,
-    /// What runs the steps
-    #[arg(long, value_enum, default_value_t = EngineChoice::Cpu, hide = true)]
-    pub engine: EngineChoice,
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct MemoryArgs {
+    #[command(flatten)]
+    pub compile: CompileArgs,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Show all places of the source
+    #[arg(long)]
+    pub all: bool,
+    /// Fail if the program needs more, such as 24GiB
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub limit: Option<u64>,
+}
+
+#[derive(Args, Debug)]
+pub struct BuildArgs {
+    #[command(flatten)]
+    pub compile: CompileArgs,
+    /// The executable to write
+    #[arg(short, long, value_name = "PROG")]
+    pub output: PathBuf,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -181,6 +249,29 @@ impl SourceArgs {
     }
 }
 
+impl TrainHow {
+    pub fn overrides(&self) -> Overrides {
+        Overrides { steps: self.steps, seed: self.seed, data: self.data.clone() }
+    }
+
+    /// `watched`: see [`TrainRequest`].
+    pub fn request(&self, recipe: &Recipe, watched: bool) -> TrainRequest {
+        TrainRequest {
+            out: super::train::directory(self.out.as_deref(), recipe),
+            resume: self.resume,
+            metrics: self.metrics.clone(),
+            seed: self.seed,
+            watched,
+        }
+    }
+}
+
+impl EvalHow {
+    pub fn overrides(&self) -> Overrides {
+        Overrides { data: self.data.clone(), ..Overrides::default() }
+    }
+}
+
 impl CompileArgs {
     pub fn options(&self, threads: usize) -> Options {
         Options {
@@ -191,6 +282,7 @@ impl CompileArgs {
             precision: self.precision,
             threads,
             dump: self.dump.clone(),
+            outputs: Vec::new(),
             unfused: false,
         }
     }
@@ -200,6 +292,30 @@ fn pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.trim().is_empty() => Ok((name.trim().to_string(), value.trim().to_string())),
         _ => Err("expected NAME=VALUE".to_string()),
+    }
+}
+
+fn output(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once('=') {
+        Some((name, path)) if !name.is_empty() && !path.is_empty() => Ok((name.to_string(), path.into())),
+        _ => Err("expected NAME=FILE".to_string()),
+    }
+}
+
+/// Bytes: a number with a unit or without.
+fn size(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_alphabetic() || c == ' ');
+    let unit: u64 = match text[digits.len()..].trim() {
+        "" | "B" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        "TiB" => 1 << 40,
+        other => return Err(format!("`{other}` is no unit: B, KiB, MiB, GiB, TiB")),
+    };
+    match digits.parse::<f64>() {
+        Ok(n) if n > 0.0 && n.is_finite() => Ok((n * unit as f64) as u64),
+        _ => Err(format!("`{text}` is no size: write 24GiB")),
     }
 }
 

@@ -5,17 +5,23 @@
 //! run that a signal ended. Reading order: `args.rs`, `output.rs`, then one file for each subcommand.
 
 mod args;
+mod build;
+mod carried;
 mod check;
 mod doctor;
+mod eval;
 mod explain;
 mod fmt;
 mod ir;
+mod memory;
 mod output;
 mod progress;
 mod sample;
 mod train;
 
-use args::{Cli, Command};
+use crate::driver::Findings;
+use crate::driver::build::carried_program;
+use args::{Cli, ColorChoice, Command};
 use clap::{CommandFactory, Parser};
 use output::Output;
 
@@ -27,6 +33,11 @@ pub const USAGE: Code = 2;
 
 /// Runs the command of this process's arguments.
 pub fn main() -> std::process::ExitCode {
+    match carried_program() {
+        Ok(None) => {}
+        Ok(Some((program, bundle))) => return carried::main(program, bundle).into(),
+        Err(e) => return Output::new(ColorChoice::Auto).findings(&Box::<Findings>::from(e)).into(),
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => {
@@ -46,6 +57,9 @@ fn dispatch(cli: Cli, out: &mut Output) -> Code {
         Command::Check(a) => check::run(&a, out),
         Command::Train(a) => train::run(&a, threads, out),
         Command::Sample(a) => sample::run(&a, threads, out),
+        Command::Eval(a) => eval::run(&a, threads, out),
+        Command::Memory(a) => memory::run(&a, threads, out),
+        Command::Build(a) => build::run(&a, threads, out),
         Command::Fmt(a) => fmt::run(&a, out),
         Command::Ir(a) => ir::run(&a, threads, out),
         Command::Explain { code } => explain::run(&code, out),

@@ -7,7 +7,7 @@ use super::{Code, OK};
 use crate::diag::Severity;
 use crate::driver::engine::{Compiled, Engine, Interpreted};
 use crate::driver::findings::{Findings, Outcome};
-use crate::driver::recipe::{Overrides, Recipe};
+use crate::driver::recipe::Recipe;
 use crate::driver::train::{self, Ended, Event, TrainRequest};
 use crate::driver::{pipeline, show};
 use crate::runtime::stop::StopFlag;
@@ -27,39 +27,38 @@ fn train(args: &TrainArgs, threads: usize, out: &mut Output) -> Outcome<Code> {
     options.unfused = args.debug_nan;
     let mut g = pipeline::graphs(&options, &Disk)?;
     warnings(&g.findings, out);
-    g.recipe.apply(&overrides(args));
+    g.recipe.apply(&args.how.overrides());
     let mut engine: Box<dyn Engine> = match args.engine {
         EngineChoice::Interp => Box::new(Interpreted::new(&g)),
         EngineChoice::Cpu => {
-            let program = pipeline::program(&mut g, &options)?;
-            Box::new(Compiled::open(program, threads, args.debug_nan)?)
+            let program = pipeline::program(&mut g, pipeline::ALL, None, &options)?;
+            Box::new(Compiled::open(program, &g.recipe, threads, args.debug_nan)?)
         }
     };
     if args.compile.timings {
         timings(&g.timings, out);
     }
     let recipe = g.recipe;
+    introduce(&recipe, engine.threads(), out);
+    if args.dry_run {
+        out.line(format!("{} steps, not run", grouped(recipe.steps)));
+        return Ok(OK);
+    }
+    follow(&recipe, &mut *engine, &args.how.request(&recipe, args.debug_nan), &g.findings.sources, out)
+}
+
+/// What is going to be trained.
+pub fn introduce(recipe: &Recipe, threads: usize, out: &Output) {
     out.say(format!(
-        "{}: {} parameters in {} tensors, {} {} a step, {}, {} threads",
+        "{}: {} parameters in {} tensors, {} {} a step, {}, {threads} {}",
         recipe.name,
         grouped(recipe.parameters()),
         recipe.params.len(),
         grouped(recipe.units),
         recipe.unit,
         recipe.precision,
-        engine.threads()
+        if threads == 1 { "thread" } else { "threads" }
     ));
-    if args.dry_run {
-        out.line(format!("{} steps, not run", grouped(recipe.steps)));
-        return Ok(OK);
-    }
-    let request = TrainRequest {
-        out: directory(args.out.as_deref(), &recipe),
-        resume: args.resume,
-        metrics: args.metrics.clone(),
-        watched: args.debug_nan,
-    };
-    follow(&recipe, &mut *engine, &request, &g.findings.sources, out)
 }
 
 /// Where a recipe's checkpoints are, unless told otherwise.
@@ -130,10 +129,6 @@ fn report(ended: &Ended, recipe: &Recipe, out: &mut Output) {
         let what = if ended.interrupted { "interrupted; go on with --resume; checkpoint" } else { "checkpoint" };
         out.line(format!("{what}: {}", path.display()));
     }
-}
-
-fn overrides(args: &TrainArgs) -> Overrides {
-    Overrides { steps: args.steps, seed: args.seed, data: args.data.clone() }
 }
 
 /// Warnings of a program that is run; notes are for `check`.

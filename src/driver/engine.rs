@@ -1,11 +1,12 @@
 //! What runs the steps of a recipe: the executor of compiled programs, or the reference interpreter.
 
 use super::findings::Stop;
-use crate::diag::Diagnostic;
 use super::pipeline::{EVAL, Graphs, INIT, TRAIN};
+use super::recipe::Recipe;
+use crate::diag::Diagnostic;
 use crate::interp;
-use crate::ir::{self, Graph, OutputKind};
-use crate::program::{self, Program, Source};
+use crate::ir::{self, Graph};
+use crate::program::{self, OutputKind, Program, Source};
 use crate::runtime::RuntimeError;
 use crate::runtime::data::Batch;
 use crate::runtime::exec::{ExecOptions, Executor, RunArgs};
@@ -25,13 +26,20 @@ pub enum Routine {
     Eval,
 }
 
-/// A loss term or a metric of one step.
+/// What a step has computed: a loss term, a metric, or an output that was asked for.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Figure {
-    pub loss: bool,
+    pub kind: OutputKind,
     pub name: String,
-    /// More than one where a metric has dims.
+    pub shape: Vec<usize>,
+    /// More than one where it has dims.
     pub values: Vec<f64>,
+}
+
+impl Figure {
+    pub fn is_loss(&self) -> bool {
+        self.kind == OutputKind::Loss
+    }
 }
 
 /// Runs steps. Parameters and states are bytes in native order, row-major in declared order.
@@ -52,80 +60,84 @@ pub trait Engine {
 /// A compiled program in this process.
 pub struct Compiled {
     exec: Executor,
-    /// Numbers of the routines.
-    train: usize,
-    eval: usize,
-    init: usize,
+    /// Numbers of the recipe's parameters and states in the program; one for evaluation alone lacks some.
+    params: Vec<Option<usize>>,
+    states: Vec<Option<usize>>,
 }
 
 impl Compiled {
     /// `watched`: stop at the first value that is not finite; the program should be compiled unfused.
-    pub fn open(program: Program, threads: usize, watched: bool) -> Result<Compiled, RuntimeError> {
+    pub fn open(program: Program, recipe: &Recipe, threads: usize, watched: bool) -> Result<Compiled, RuntimeError> {
+        let find = |slots: &[program::Slot], path: &str| slots.iter().position(|s| s.path == path);
+        let params = recipe.params.iter().map(|p| find(&program.params, &p.name)).collect();
+        let states = recipe.states.iter().map(|(s, _)| find(&program.states, &s.name)).collect();
         let options = ExecOptions { threads, check_finite: watched, timing: false };
-        Compiled::new(Arc::new(program), options)
-    }
-
-    pub fn new(program: Arc<Program>, options: ExecOptions) -> Result<Compiled, RuntimeError> {
-        let exec = Executor::new(program, options)?;
-        let find = |name: &str| {
-            exec.routine(name).ok_or_else(|| {
-                RuntimeError::new("E0812", format!("the program has no routine `{name}`")).help("build it again")
-            })
-        };
-        let (train, eval, init) = (find(TRAIN)?, find(EVAL)?, find(INIT)?);
-        Ok(Compiled { exec, train, eval, init })
+        Ok(Compiled { exec: Executor::new(Arc::new(program), options)?, params, states })
     }
 
     pub fn executor(&self) -> &Executor {
         &self.exec
     }
 
-    fn routine(&self, routine: Routine) -> usize {
-        match routine {
-            Routine::Train => self.train,
-            Routine::Eval => self.eval,
+    fn routine(&self, name: &str) -> Result<usize, RuntimeError> {
+        self.exec.routine(name).ok_or_else(|| {
+            RuntimeError::new("E0812", format!("the program has no routine `{name}`")).help("build it again")
+        })
+    }
+
+    /// The number of an array in the program.
+    fn slot(&self, slot: Slot) -> Option<Slot> {
+        match slot {
+            Slot::Param(n) => self.params[n].map(Slot::Param),
+            Slot::State(n) => self.states[n].map(Slot::State),
         }
     }
 }
 
 impl Engine for Compiled {
     fn init(&mut self, seed: u64) -> Result<(), Stop> {
-        self.exec.run(self.init, RunArgs { seed, ..RunArgs::default() }).map_err(stop)
+        let n = self.routine(INIT)?;
+        self.exec.run(n, RunArgs { seed, ..RunArgs::default() }).map_err(stop)
     }
 
     fn run(&mut self, routine: Routine, seed: u64, number: u64, batch: &Batch) -> Result<Vec<Figure>, Stop> {
-        let n = self.routine(routine);
+        let n = self.routine(match routine {
+            Routine::Train => TRAIN,
+            Routine::Eval => EVAL,
+        })?;
         let program = self.exec.program().clone();
-        for slot in &program.routines[n].inputs {
+        let r = &program.routines[n];
+        for slot in &r.inputs {
             let wanted = &program.inputs[*slot as usize];
             let field = batch.field(&wanted.path).filter(|f| f.bytes().len() == wanted.bytes());
             let Some(field) = field else { return Err(not_fed(&wanted.path).into()) };
             self.exec.input_mut(*slot as usize).copy_from_slice(field.bytes());
         }
         self.exec.run(n, RunArgs { seed, step: number, position: 0 }).map_err(stop)?;
-        let outputs = program.routines[n].outputs.iter().enumerate();
-        let read = outputs.filter(|(_, o)| o.kind != program::OutputKind::Value).map(|(k, o)| Figure {
-            loss: o.kind == program::OutputKind::Loss,
+        let read = r.outputs.iter().enumerate().map(|(k, o)| Figure {
+            kind: o.kind,
             name: o.name.clone(),
-            values: numbers(program.routines[n].buffer(o.buffer).dtype, self.exec.output(n, k)),
+            shape: o.shape.clone(),
+            values: numbers(r.buffer(o.buffer).dtype, self.exec.output(n, k)),
         });
         Ok(read.collect())
     }
 
     fn read(&self, slot: Slot, to: &mut Vec<u8>) {
         to.clear();
-        to.extend_from_slice(match slot {
-            Slot::Param(n) => self.exec.param(n),
-            Slot::State(n) => self.exec.state(n),
-        });
+        match self.slot(slot) {
+            Some(Slot::Param(n)) => to.extend_from_slice(self.exec.param(n)),
+            Some(Slot::State(n)) => to.extend_from_slice(self.exec.state(n)),
+            None => {}
+        }
     }
 
     fn write(&mut self, slot: Slot, bytes: &[u8]) {
-        match slot {
-            Slot::Param(n) => self.exec.param_mut(n),
-            Slot::State(n) => self.exec.state_mut(n),
+        match self.slot(slot) {
+            Some(Slot::Param(n)) => self.exec.param_mut(n).copy_from_slice(bytes),
+            Some(Slot::State(n)) => self.exec.state_mut(n).copy_from_slice(bytes),
+            None => {}
         }
-        .copy_from_slice(bytes);
     }
 
     fn threads(&self) -> usize {
@@ -209,13 +221,11 @@ impl Interpreted {
         let mut figures = Vec::new();
         for (o, value) in graph.outputs.iter().zip(values) {
             match o.kind {
-                OutputKind::Param(p) | OutputKind::InitParam(p) => self.params[p.index()] = value,
-                OutputKind::State(s) | OutputKind::InitState(s) => self.states[s.index()] = value,
-                OutputKind::Loss | OutputKind::Metric => {
-                    let loss = o.kind == OutputKind::Loss;
-                    figures.push(Figure { loss, name: o.name.clone(), values: value.data });
-                }
-                OutputKind::Value => {}
+                ir::OutputKind::Param(p) | ir::OutputKind::InitParam(p) => self.params[p.index()] = value,
+                ir::OutputKind::State(s) | ir::OutputKind::InitState(s) => self.states[s.index()] = value,
+                ir::OutputKind::Loss => figures.push(figure(OutputKind::Loss, o, value)),
+                ir::OutputKind::Metric => figures.push(figure(OutputKind::Metric, o, value)),
+                ir::OutputKind::Value => figures.push(figure(OutputKind::Value, o, value)),
             }
         }
         figures
@@ -227,6 +237,10 @@ impl Interpreted {
             Stop { found: vec![if let Some(span) = e.span { d.at(span, "here") } else { d }], at: None }
         })
     }
+}
+
+fn figure(kind: OutputKind, output: &ir::Output, value: interp::Tensor) -> Figure {
+    Figure { kind, name: output.name.clone(), shape: value.shape, values: value.data }
 }
 
 impl Engine for Interpreted {

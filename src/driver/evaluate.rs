@@ -3,6 +3,7 @@
 use super::engine::{Engine, Figure, Routine};
 use super::findings::Stop;
 use super::recipe::Recipe;
+use crate::program::OutputKind;
 use crate::runtime::RuntimeError;
 use crate::runtime::data::{Batch, CharTable, DataSpec, Loader, Order};
 use crate::runtime::stop::StopFlag;
@@ -22,6 +23,8 @@ pub struct Evaluation {
     /// Loss terms where there are several, and metrics.
     pub figures: Vec<(String, f64)>,
     pub batches: u64,
+    /// Outputs that were asked for, batch after batch.
+    pub outputs: Vec<Figure>,
 }
 
 impl Pass {
@@ -58,6 +61,7 @@ impl Pass {
         each: &mut dyn FnMut(u64),
     ) -> Result<Option<Evaluation>, Stop> {
         let mut sums: Vec<(Figure, f64)> = Vec::new();
+        let mut outputs: Vec<Figure> = Vec::new();
         for n in 0..self.batches {
             if stop.requested() {
                 return Ok(None);
@@ -65,7 +69,14 @@ impl Pass {
             if let Some(loader) = &mut self.loader {
                 loader.fill(n, &mut self.batch)?;
             }
-            let figures = engine.run(Routine::Eval, seed, n, &self.batch)?;
+            let (values, figures): (Vec<Figure>, Vec<Figure>) =
+                engine.run(Routine::Eval, seed, n, &self.batch)?.into_iter().partition(|f| f.kind == OutputKind::Value);
+            for value in values {
+                match outputs.iter_mut().find(|o| o.name == value.name) {
+                    Some(all) => all.values.extend(value.values),
+                    None => outputs.push(value),
+                }
+            }
             match sums.is_empty() {
                 true => sums = figures.into_iter().map(|f| (f, 1.0)).collect(),
                 false => {
@@ -79,13 +90,14 @@ impl Pass {
         }
         let means: Vec<Figure> =
             sums.into_iter().map(|(f, n)| Figure { values: f.values.iter().map(|x| x / n).collect(), ..f }).collect();
-        Ok(Some(Evaluation { loss: total(&means), figures: named(&means), batches: self.batches }))
+        outputs.iter_mut().for_each(|o| o.shape.insert(0, self.batches as usize));
+        Ok(Some(Evaluation { loss: total(&means), figures: named(&means), batches: self.batches, outputs }))
     }
 }
 
 /// The sum of all loss terms, in f64.
 pub fn total(figures: &[Figure]) -> f64 {
-    figures.iter().filter(|f| f.loss).map(|f| f.values.iter().sum::<f64>()).sum()
+    figures.iter().filter(|f| f.is_loss()).map(|f| f.values.iter().sum::<f64>()).sum()
 }
 
 /// Elements of a metric with dims that are reported one by one; of larger ones the mean is.
@@ -93,12 +105,12 @@ const LARGEST: usize = 64;
 
 /// What is reported beside the total: loss terms where there are several, and metrics.
 pub fn named(figures: &[Figure]) -> Vec<(String, f64)> {
-    let several = figures.iter().filter(|f| f.loss).count() > 1;
+    let several = figures.iter().filter(|f| f.is_loss()).count() > 1;
     let mut out: Vec<(String, f64)> = Vec::new();
-    for f in figures.iter().filter(|f| !f.loss || several) {
+    for f in figures.iter().filter(|f| !f.is_loss() || several) {
         let name = match f.name.as_str() {
             // The total has this name.
-            "loss" if f.loss => "loss.main".to_string(),
+            "loss" if f.is_loss() => "loss.main".to_string(),
             other => other.to_string(),
         };
         match &f.values[..] {

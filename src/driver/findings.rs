@@ -66,7 +66,7 @@ impl Stop {
 }
 
 /// The line from a place on, if its file is among the texts.
-fn span_of(source: &Source, sources: &SourceMap) -> Option<Span> {
+pub fn span_of(source: &Source, sources: &SourceMap) -> Option<Span> {
     let (file, text) = sources.files().find(|(_, f)| f.name == source.file)?;
     let before = source.line.checked_sub(1)? as usize;
     let mut lines = text.text.split_inclusive('\n');

@@ -45,12 +45,12 @@ pub fn text(stage: Stage, model: Option<&str>, options: &Options, world: &dyn Wo
         }
         Stage::Kernel => {
             let g = pipeline::graphs(options, world)?;
-            Ok(kernel::print::print(&pipeline::lowered(&g, &g.findings.sources, options)))
+            Ok(kernel::print::print(&pipeline::lowered(&g, pipeline::ALL, &g.findings.sources, options)))
         }
         Stage::Clif => {
             let g = pipeline::graphs(options, world)?;
             let target = pipeline::target()?;
-            let module = pipeline::lowered(&g, &g.findings.sources, options);
+            let module = pipeline::lowered(&g, pipeline::ALL, &g.findings.sources, options);
             let one = |(i, k): (usize, &kernel::Kernel)| format!("; k{i} {}\n{}", k.name, target.clif(k));
             Ok(module.kernels.iter().enumerate().map(one).collect::<Vec<_>>().join("\n"))
         }

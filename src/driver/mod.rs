@@ -6,6 +6,7 @@
 //! `engine.rs` (what runs a step), `train.rs`.
 
 mod average;
+pub mod build;
 pub mod check;
 mod data;
 pub mod doctor;
@@ -14,6 +15,7 @@ pub mod evaluate;
 pub mod findings;
 pub mod format;
 pub mod inspect;
+pub mod memory;
 pub mod options;
 mod passes;
 pub mod pipeline;

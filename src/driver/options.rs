@@ -19,6 +19,8 @@ pub struct Options {
     pub threads: usize,
     /// Where each pass leaves its result as text.
     pub dump: Option<PathBuf>,
+    /// Names of `output`s that evaluation computes.
+    pub outputs: Vec<String>,
     /// Leave every value in memory where it can be looked at.
     pub unfused: bool,
 }

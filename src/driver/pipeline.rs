@@ -5,6 +5,7 @@ use super::findings::{Findings, Outcome};
 use super::options::Options;
 use super::passes::{Passes, internal};
 use super::recipe::{Load, Recipe, Valid};
+use super::sample::{self, SampleGraphs};
 use super::{average, data, plan};
 use crate::autodiff;
 use crate::codegen::cpu::Target;
@@ -78,8 +79,12 @@ pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
     // What nobody reads at each step is not computed: tools that want an `output` compile it on purpose.
     p.run("drop outputs", || {
         train.outputs.retain(|o| o.kind != OutputKind::Value);
-        eval.outputs.retain(|o| matches!(o.kind, OutputKind::Loss | OutputKind::Metric));
+        eval.outputs.retain(|o| match o.kind {
+            OutputKind::Value => options.outputs.contains(&o.name),
+            kind => matches!(kind, OutputKind::Loss | OutputKind::Metric),
+        });
     });
+    wanted_outputs(&eval, options).map_err(|d| with(d, &c.sources))?;
     p.graph("eval", &eval, &c.sources)?;
     // A step in microbatches is a rewrite of the whole step, which therefore must be complete.
     if let (Some((parts, span)), Some(sample)) = (single.microbatches, facts.sample_dim) {
@@ -99,29 +104,40 @@ pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
     Ok(Graphs { findings, recipe, train, eval, init, timings: p.timings })
 }
 
-/// Graphs as a program for this machine.
-pub fn program(g: &mut Graphs, options: &Options) -> Outcome<Program> {
+/// All routines of training.
+pub const ALL: &[&str] = &[TRAIN, EVAL, INIT];
+
+/// Graphs as a program for this machine: the routines of these names, and those of sampling.
+pub fn program(
+    g: &mut Graphs,
+    routines: &[&str],
+    sample: Option<&SampleGraphs>,
+    options: &Options,
+) -> Outcome<Program> {
     let mut p = Passes::new(options);
     let sources = g.findings.sources.clone();
-    let mut module = p.run("lower", || lowered(g, &sources, options));
+    let mut module = p.run("lower", || lowered(g, routines, &sources, options));
+    if let Some(s) = sample {
+        p.run("lower sampling", || sample::lower_into(&mut module, s, options));
+    }
     // Offsets come last: they need the final list of steps.
     p.run("plan memory", || module.program.routines.iter_mut().for_each(memory::plan));
     p.text("kernel", || kernel::print::print(&module))?;
     let target = target()?;
     let code = p.run("generate code", || target.compile(&module.kernels, options.thread_count()));
     module.program.code = code.map_err(|why| internal("generate code", &why))?;
-    let mut program = module.program;
-    program.settings = serde_json::to_string(&g.recipe).map_err(|e| internal("recipe", &e.to_string()))?;
     g.timings.append(&mut p.timings);
-    Ok(program)
+    Ok(module.program)
 }
 
-/// All routines as steps and kernels, without machine code.
-pub fn lowered<'s>(g: &Graphs, sources: &'s SourceMap, options: &Options) -> Module<'s> {
+/// Routines as steps and kernels, without machine code.
+pub fn lowered<'s>(g: &Graphs, routines: &[&str], sources: &'s SourceMap, options: &Options) -> Module<'s> {
     let lowering = kernel::Options { fuse: !options.unfused };
     let mut module = Module::new(sources);
     for (name, graph) in [(TRAIN, &g.train), (EVAL, &g.eval), (INIT, &g.init)] {
-        module.add(name, graph, &lowering);
+        if routines.contains(&name) {
+            module.add(name, graph, &lowering);
+        }
     }
     module
 }
@@ -129,6 +145,17 @@ pub fn lowered<'s>(g: &Graphs, sources: &'s SourceMap, options: &Options) -> Mod
 /// The processor that this runs on.
 pub fn target() -> Outcome<Target> {
     Target::host().map_err(|why| Findings::of(Diagnostic::error("E0812", why)))
+}
+
+/// Every output that is asked for is there.
+fn wanted_outputs(eval: &Graph, options: &Options) -> Result<(), Diagnostic> {
+    let names: Vec<&str> =
+        eval.outputs.iter().filter(|o| o.kind == OutputKind::Value).map(|o| o.name.as_str()).collect();
+    match options.outputs.iter().find(|o| !names.contains(&o.as_str())) {
+        None => Ok(()),
+        Some(missing) => Err(Diagnostic::error("E0201", format!("the model has no output `{missing}`"))
+            .help("name an `output` of the model")),
+    }
 }
 
 /// The train item to use: by name, else the only one, else the first that is named like its model.
@@ -201,14 +228,7 @@ fn recipe(train: &Elab, facts: &TrainFacts, item: &Train, options: &Options) -> 
 }
 
 /// The files of weights to begin with, and how their tensors lie in the parameters.
-pub fn loads(
-    c: &Checked,
-    train: &Elab,
-    facts: &TrainFacts,
-    item: &Train,
-    base: &Path,
-    sink: &mut Sink,
-) -> Vec<Load> {
+pub fn loads(c: &Checked, train: &Elab, facts: &TrainFacts, item: &Train, base: &Path, sink: &mut Sink) -> Vec<Load> {
     let Some(Entity::Model(model)) = c.program.module(MAIN).names.get(&item.model.text).map(|b| b.entity) else {
         return Vec::new();
     };
@@ -216,9 +236,7 @@ pub fn loads(
     let mut out = Vec::new();
     for l in &facts.loads {
         let map = match &l.with {
-            Some((name, at)) => {
-                weights::map(&c.program, &c.settings, model, name, Some(*at), train.precision, sink)
-            }
+            Some((name, at)) => weights::map(&c.program, &c.settings, model, name, Some(*at), train.precision, sink),
             None => Some(WeightsMap::own(graph)),
         };
         let params: Vec<usize> = l.params.iter().map(|p| p.index()).collect();

@@ -125,6 +125,16 @@ pub fn graphs(options: &Options, item: Option<&str>, world: &dyn World) -> Outco
     Ok(SampleGraphs { findings, recipe, routines })
 }
 
+/// Whether the file has a sample item.
+pub fn has_item(options: &Options, world: &dyn World) -> Outcome<bool> {
+    let c = sound(check::load(&options.request, world))?;
+    let items = c.program.main_items(|i| match i {
+        ItemKind::Sample(s) => Some(s),
+        _ => None,
+    });
+    Ok(!items.is_empty())
+}
+
 /// Adds the routines to a program under construction.
 pub fn lower_into(module: &mut Module, g: &SampleGraphs, options: &Options) {
     let lowering = kernel::Options { fuse: !options.unfused };

@@ -23,6 +23,8 @@ pub struct TrainRequest {
     pub resume: bool,
     /// Where metrics go as JSON lines.
     pub metrics: Option<PathBuf>,
+    /// The seed, where the command line says one: that of a checkpoint cannot be changed.
+    pub seed: Option<u64>,
     /// Whether the values of each step are watched, so that an error can say where it began.
     pub watched: bool,
 }
@@ -82,6 +84,16 @@ pub fn train(
     tell: Tell,
 ) -> Result<Ended, Stop> {
     let found = if request.resume { Some(Checkpoint::open(&request.out)?) } else { None };
+    if let (Some(c), Some(seed)) = (&found, request.seed)
+        && c.index.seed != seed
+    {
+        return Err(RuntimeError::new(
+            "E0902",
+            format!("the checkpoint was trained with seed {}, not {seed}", c.index.seed),
+        )
+        .help("leave `--seed` out to go on, or begin anew with another `--out DIR`")
+        .into());
+    }
     let mut run = Run::open(recipe, engine, request, found.as_ref(), tell)?;
     tell(Event::Begin { first: run.step, steps: recipe.steps, seed: run.seed, threads: engine.threads() });
     let outcome = run.go(engine, stop, tell);
@@ -330,7 +342,7 @@ impl<'r> Run<'r> {
 
     fn not_finite(&self, loss: f64, figures: &[Figure]) -> Stop {
         let mut e = RuntimeError::new("E0810", format!("the loss of step {} is {loss}", self.step));
-        for f in figures.iter().filter(|f| f.loss && f.values.iter().any(|x| !x.is_finite())) {
+        for f in figures.iter().filter(|f| f.is_loss() && f.values.iter().any(|x| !x.is_finite())) {
             e = e.note(format!("loss term `{}` is {}", f.name, f.values[0]));
         }
         e = match &self.last_saved {

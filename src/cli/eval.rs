@@ -1,0 +1,118 @@
+//! `partita eval`: the loss of a checkpoint over validation data.
+
+use super::args::{EvalArgs, EvalHow};
+use super::output::Output;
+use super::{Code, OK, train};
+use crate::diag::Diagnostic;
+use crate::driver::engine::{Compiled, Engine, Figure};
+use crate::driver::evaluate::Pass;
+use crate::driver::findings::{Findings, Outcome};
+use crate::driver::recipe::Recipe;
+use crate::driver::sample::write_npy;
+use crate::driver::sampler::Sampled;
+use crate::driver::train::left_out;
+use crate::driver::{pipeline, show, weights};
+use crate::runtime::checkpoint::Checkpoint;
+use crate::runtime::stop::StopFlag;
+use crate::source::{Disk, SourceMap};
+use crate::types::DType;
+use std::path::PathBuf;
+
+pub fn run(args: &EvalArgs, threads: usize, out: &mut Output) -> Code {
+    match compiled(args, threads, out) {
+        Ok(code) => code,
+        Err(findings) => out.findings(&findings),
+    }
+}
+
+fn compiled(args: &EvalArgs, threads: usize, out: &mut Output) -> Outcome<Code> {
+    let mut options = args.compile.options(threads);
+    options.outputs = args.output.iter().map(|(name, _)| name.clone()).collect();
+    let mut g = pipeline::graphs(&options, &Disk)?;
+    train::warnings(&g.findings, out);
+    g.recipe.apply(&args.how.overrides());
+    let routines = if args.how.initial { pipeline::ALL } else { &[pipeline::EVAL] };
+    let program = pipeline::program(&mut g, routines, None, &options)?;
+    if args.compile.timings {
+        train::timings(&g.timings, out);
+    }
+    let mut engine = Compiled::open(program, &g.recipe, threads, false)?;
+    evaluate(&g.recipe, &mut engine, &args.how, &args.output, &g.findings.sources, out)
+}
+
+/// Evaluates a checkpoint, or the initial weights.
+pub fn evaluate(
+    recipe: &Recipe,
+    engine: &mut dyn Engine,
+    how: &EvalHow,
+    outputs: &[(String, PathBuf)],
+    sources: &SourceMap,
+    out: &mut Output,
+) -> Outcome<Code> {
+    let (step, seed, chars) = if how.initial {
+        let fail = |stop| Findings::of_stop(stop, sources);
+        engine.init(recipe.seed).map_err(fail)?;
+        for load in &recipe.loads {
+            weights::load(recipe, engine, load).map_err(fail)?;
+        }
+        (0, recipe.seed, None)
+    } else {
+        let from = Checkpoint::open(&train::directory(how.checkpoint.as_deref(), recipe))?;
+        weights::restore(recipe, engine, &from, &weights::groups_of_use(recipe))?;
+        (from.index.step, from.index.seed, from.index.chars)
+    };
+    let data = match (&recipe.valid, &recipe.data) {
+        (Some(v), _) => &v.data,
+        (None, Some(data)) => {
+            out.say("the train item has no `valid`: evaluating on its `data`");
+            data
+        }
+        (None, None) if recipe.inputs.is_empty() => return without_data(),
+        (None, None) => return without_data(),
+    };
+    let mut pass = Pass::open(recipe, data, chars.as_ref(), how.batches)?;
+    if pass.left_out() > 0 && how.batches.is_none() {
+        out.findings(&Findings::of(left_out(pass.left_out())));
+    }
+    let stop = StopFlag::install()?;
+    let found = pass.run(engine, seed, &stop, &mut |_| {}).map_err(|stop| Findings::of_stop(stop, sources))?;
+    let Some(found) = found else { return Ok(128 + stop.signal().unwrap_or(2)) };
+    for (name, path) in outputs {
+        if let Some(value) = found.outputs.iter().find(|o| o.name == *name) {
+            write_npy(path, &array(value, &recipe.precision))?;
+        }
+    }
+    if how.json {
+        let mut line = serde_json::json!({"step": step, "loss": found.loss, "batches": found.batches});
+        for (name, x) in &found.figures {
+            line[name] = serde_json::json!(x);
+        }
+        out.line(line.to_string());
+    } else {
+        let figures: Vec<String> = found.figures.iter().map(|(n, x)| format!(", {n} {}", show::number(*x))).collect();
+        let what = if how.initial { "initial weights".to_string() } else { format!("step {step}") };
+        let loss = show::number(found.loss);
+        out.line(format!("{what}: loss {loss}{} over {} batches", figures.concat(), found.batches));
+    }
+    Ok(OK)
+}
+
+fn without_data() -> Outcome<Code> {
+    Err(Findings::of(
+        Diagnostic::error("E0710", "the train item has neither `valid` nor `data`")
+            .help("add `valid ..` to the train item"),
+    ))
+}
+
+fn array(value: &Figure, precision: &str) -> Sampled {
+    let wide = precision == DType::F64.name();
+    Sampled {
+        name: value.name.clone(),
+        dtype: if wide { DType::F64 } else { DType::F32 },
+        shape: value.shape.clone(),
+        bytes: match wide {
+            true => value.values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            false => value.values.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect(),
+        },
+    }
+}

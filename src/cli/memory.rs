@@ -1,0 +1,48 @@
+//! `partita memory`: the exact peak, and who is to blame.
+
+use super::args::MemoryArgs;
+use super::output::{Output, grouped};
+use super::{Code, OK, train};
+use crate::driver::memory::{self, Needed};
+use crate::source::Disk;
+
+/// Lines by source that are shown.
+const SHOWN: usize = 20;
+
+pub fn run(args: &MemoryArgs, threads: usize, out: &mut Output) -> Code {
+    let needed = match memory::needed(&args.compile.options(threads), &Disk) {
+        Ok(n) => n,
+        Err(findings) => return out.findings(&findings),
+    };
+    train::warnings(&needed.graphs.findings, out);
+    if args.json {
+        out.line(format!("{:#}", needed.json()));
+    } else {
+        table(&needed, args.all, out);
+    }
+    match args.limit.and_then(|limit| needed.over(limit)) {
+        Some(findings) => out.findings(&findings),
+        None => OK,
+    }
+}
+
+fn table(n: &Needed, all: bool, out: &mut Output) {
+    let r = &n.report;
+    let peak = r.peak_bytes as u64;
+    out.line(format!("peak {} ({} bytes)", memory::show(peak), grouped(peak)));
+    out.line(format!("in {}, at `{}`", r.peak_at.action, r.peak_at.value));
+    out.line("\nby category");
+    for (name, bytes) in r.by_category.iter().filter(|(_, b)| **b > 0) {
+        out.line(format!("  {name:<18} {:>14}", grouped(*bytes as u64)));
+    }
+    out.line("\nby source");
+    let shown = if all { r.by_source.len() } else { SHOWN.min(r.by_source.len()) };
+    for e in &r.by_source[..shown] {
+        let place = if e.file.is_empty() { String::new() } else { format!("{}:{}:{}", e.file, e.line, e.column) };
+        out.line(format!("  {:>14}  {:<16} {}  {place}", grouped(e.bytes as u64), e.category, e.value));
+    }
+    if shown < r.by_source.len() {
+        let rest: usize = r.by_source[shown..].iter().map(|e| e.bytes).sum();
+        out.line(format!("  {:>14}  {} further places (--all)", grouped(rest as u64), r.by_source.len() - shown));
+    }
+}

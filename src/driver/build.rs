@@ -1,0 +1,131 @@
+//! Programs that carry all they need: the runtime's own executable with a compiled program at its end.
+//!
+//! Layout of such a file: an executable, a program (see `program`), the length of the program in eight bytes, [`MARK`].
+
+use super::findings::{Findings, Outcome};
+use super::passes::internal;
+use super::recipe::Recipe;
+use super::sample::SampleRecipe;
+use crate::diag::Diagnostic;
+use crate::program::{FileError, Program};
+use crate::runtime::RuntimeError;
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// The last bytes of an executable that carries a program.
+const MARK: &[u8; 8] = b"pta-prog";
+
+/// What a program is for; its `settings`.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Bundle {
+    pub recipe: Recipe,
+    pub sample: Option<SampleRecipe>,
+}
+
+/// Paths of data become absolute where the files are there, so that the program may be run from anywhere.
+pub fn settle_paths(recipe: &mut Recipe) {
+    let absolute = |path: &mut PathBuf| {
+        if let Ok(there) = std::fs::canonicalize(&*path) {
+            *path = there;
+        }
+    };
+    let valid = recipe.valid.as_mut().map(|v| &mut v.data);
+    for spec in recipe.data.as_mut().into_iter().chain(valid) {
+        spec.sources_mut().into_iter().for_each(|s| absolute(&mut s.path));
+    }
+    recipe.loads.iter_mut().for_each(|l| absolute(&mut l.path));
+}
+
+/// Writes `program` with `bundle` behind a copy of the executable of this process; gives the file's size.
+pub fn write(to: &Path, mut program: Program, bundle: &Bundle) -> Outcome<u64> {
+    program.settings = serde_json::to_string(bundle).map_err(|e| internal("build", &e.to_string()))?;
+    let cannot = |e: std::io::Error| {
+        Findings::of(
+            Diagnostic::error("E0813", format!("cannot write `{}`: {e}", to.display()))
+                .help("see that the directory is there, writable, and has space"),
+        )
+    };
+    let mut bytes = own_executable().map_err(cannot)?;
+    let program = program.to_bytes();
+    bytes.extend_from_slice(&program);
+    bytes.extend_from_slice(&(program.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(MARK);
+    let name = to.file_name().unwrap_or_default().to_string_lossy();
+    let temporary = to.with_file_name(format!(".{name}.tmp"));
+    let written = File::create(&temporary)
+        .and_then(|mut f| f.write_all(&bytes).and_then(|()| f.sync_all()))
+        .and_then(|()| executable(&temporary))
+        .and_then(|()| std::fs::rename(&temporary, to));
+    if let Err(e) = written {
+        let _ = std::fs::remove_file(&temporary);
+        return Err(cannot(e));
+    }
+    Ok(bytes.len() as u64)
+}
+
+/// The runtime alone: a program at the end of this executable is left out.
+fn own_executable() -> std::io::Result<Vec<u8>> {
+    let mut bytes = std::fs::read(std::env::current_exe()?)?;
+    if let Some(n) = carried(bytes.last_chunk::<TAIL>()) {
+        let rest = (bytes.len() - TAIL).saturating_sub(n as usize);
+        bytes.truncate(rest);
+    }
+    Ok(bytes)
+}
+
+#[cfg(unix)]
+fn executable(path: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))
+}
+
+#[cfg(not(unix))]
+fn executable(_: &Path) -> std::io::Result<()> {
+    Ok(())
+}
+
+/// Length and mark.
+const TAIL: usize = 16;
+
+/// The length of the program before these last bytes, if there is one.
+fn carried(tail: Option<&[u8; TAIL]>) -> Option<u64> {
+    let (length, mark) = tail?.split_first_chunk::<8>()?;
+    (mark == MARK).then(|| u64::from_le_bytes(*length))
+}
+
+/// The program at the end of the executable of this process, if it carries one.
+pub fn carried_program() -> Result<Option<(Program, Bundle)>, RuntimeError> {
+    // An executable that cannot be read carries nothing that could be run.
+    let Some(bytes) = std::env::current_exe().ok().and_then(|exe| last_part(&exe).ok().flatten()) else {
+        return Ok(None);
+    };
+    let unusable = |why: String| {
+        RuntimeError::new("E0812", format!("the program in this executable {why}")).help("build it again")
+    };
+    let program = Program::from_bytes(&bytes).map_err(|e| {
+        unusable(match e {
+            FileError::NotAProgram | FileError::Damaged => "is damaged".to_string(),
+            FileError::Version(v) => format!("has version {v}, which this runtime does not read"),
+        })
+    })?;
+    let bundle = serde_json::from_str(&program.settings).map_err(|e| unusable(format!("has bad settings: {e}")))?;
+    Ok(Some((program, bundle)))
+}
+
+fn last_part(path: &Path) -> std::io::Result<Option<Vec<u8>>> {
+    let mut file = File::open(path)?;
+    let size = file.metadata()?.len();
+    if size < TAIL as u64 {
+        return Ok(None);
+    }
+    file.seek(SeekFrom::End(-(TAIL as i64)))?;
+    let mut tail = [0; TAIL];
+    file.read_exact(&mut tail)?;
+    let Some(n) = carried(Some(&tail)).filter(|n| *n <= size - TAIL as u64) else { return Ok(None) };
+    file.seek(SeekFrom::Start(size - TAIL as u64 - n))?;
+    let mut bytes = Vec::new();
+    file.take(n).read_to_end(&mut bytes)?;
+    Ok(Some(bytes))
+}
