@@ -246,6 +246,23 @@ fn every_elementwise_function_on_every_type() {
 }
 
 #[test]
+fn powers_by_small_constants() {
+    for n in [-2.0, -1.0, 1.0, 2.0, 3.0, 4.0, 0.5, 7.0] {
+        for dtype in [DType::F32, DType::F64] {
+            let x: Vec<f64> = numbers(9, 37).iter().map(|x| x.abs() + 0.01).collect();
+            let mut kernel = pointwise(MapOp::Pow, dtype, x.len());
+            kernel.exprs[1] = expr(Node::Const(n), dtype);
+            let mut buffers = [pack(dtype, &x), pack(dtype, &x), pack(dtype, &x)];
+            run(&kernel, &mut buffers, &[]);
+            for (x, y) in unpack(dtype, &buffers[0]).iter().zip(unpack(dtype, &buffers[2])) {
+                let want = partita::interp::round(dtype, x.powf(n));
+                assert!(ulps(dtype, y, want) <= 2.0, "{x} ^ {n} is {y}, not {want}");
+            }
+        }
+    }
+}
+
+#[test]
 fn random_draws_are_those_of_the_shared_generator_bit_for_bit() {
     let n = 100_003;
     for dist in [

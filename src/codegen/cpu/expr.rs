@@ -4,7 +4,7 @@ use super::convert::scalar_type;
 use super::map::has_vector_form;
 use super::nest::{Emitter, MAX_GROUPS};
 use super::ops::LANES;
-use super::plan::stride;
+use super::plan::{small_power, stride};
 use crate::kernel::{ArgId, ExprId, Index, Node};
 use crate::program::Helper;
 use crate::types::DType;
@@ -42,6 +42,13 @@ impl<'f> Emitter<'f, '_> {
             Node::Const(x) => Val::One(self.ops.constant(expr.dtype, *x)),
             Node::Index(index) => self.index_value(index),
             Node::Load { buffer, at, when, fill } => self.load(*buffer, at, *when, *fill),
+            Node::Map(_, args) if small_power(kernel, id).is_some() => {
+                let n = small_power(kernel, id).unwrap_or_default();
+                match self.eval(args[0]) {
+                    Val::One(x) => Val::One(self.power(x, n)),
+                    Val::Many(x) => self.per_group(|s, g| s.power(x[g], n)),
+                }
+            }
             Node::Map(op, args) => {
                 let dtypes: Vec<DType> = args.iter().map(|a| kernel.expr(*a).dtype).collect();
                 let dtype = *dtypes.last().unwrap_or(&expr.dtype);
@@ -93,6 +100,10 @@ impl<'f> Emitter<'f, '_> {
                 }
             }
         }
+    }
+
+    fn power(&mut self, x: Value, n: f64) -> Value {
+        self.ops.small_power(x, n).expect("an exponent of `plan::small_power`")
     }
 
     /// One vector for each group.

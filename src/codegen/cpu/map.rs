@@ -11,7 +11,7 @@ use cranelift_codegen::ir::{InstBuilder, Value};
 pub fn has_vector_form(op: MapOp, dtype: DType) -> bool {
     use MapOp::*;
     match op {
-        Erf | Sin | Cos | Pow => false,
+        Sin | Cos | Pow => false,
         FloorDiv | Rem => dtype != DType::I32,
         Cast(DType::F64) => false,
         _ => dtype != DType::F64,
@@ -62,7 +62,7 @@ impl<'f> Ops<'f> {
             Tanh => self.tanh(a),
             Sigmoid => self.sigmoid(a),
             Softplus => self.softplus(a),
-            Erf => self.by_helper(Helper::Erf, x),
+            Erf => self.erf(a),
             Sin => self.by_helper(Helper::Sin, x),
             Cos => self.by_helper(Helper::Cos, x),
             Pow => self.by_helper(Helper::Pow, x),

@@ -3,7 +3,7 @@
 
 use super::ops::LANES;
 use crate::kernel::{Carry, Expr, ExprId, Index, Kernel, LoopId, Node, Pass, Statement};
-use crate::types::DType;
+use crate::types::{DType, MapOp};
 
 /// A small set of numbers.
 #[derive(Clone, Default, Debug, PartialEq)]
@@ -196,7 +196,11 @@ fn gain(kernel: &Kernel, facts: &[Facts], pass: &Pass, of: LoopId) -> f64 {
             }
             Node::Map(op, args) if varies(e) => {
                 let dtype = args.last().map_or(expr.dtype, |a| kernel.expr(*a).dtype);
-                if super::map::has_vector_form(*op, dtype) { weight(*op) } else { -0.2 }
+                if super::map::has_vector_form(*op, dtype) || small_power(kernel, e).is_some() {
+                    weight(*op)
+                } else {
+                    -0.2
+                }
             }
             _ => 0.0,
         };
@@ -207,10 +211,19 @@ fn gain(kernel: &Kernel, facts: &[Facts], pass: &Pass, of: LoopId) -> f64 {
     sum + pass.reductions.len() as f64
 }
 
-fn weight(op: crate::types::MapOp) -> f64 {
-    use crate::types::MapOp::*;
+/// The exponent of a float's power by a constant that is worth multiplications.
+pub fn small_power(kernel: &Kernel, e: ExprId) -> Option<f64> {
+    let Node::Map(MapOp::Pow, args) = &kernel.expr(e).node else { return None };
+    match kernel.expr(args[1]).node {
+        Node::Const(n) if kernel.expr(e).dtype.is_float() && [-2.0, -1.0, 1.0, 2.0, 3.0, 4.0].contains(&n) => Some(n),
+        _ => None,
+    }
+}
+
+fn weight(op: MapOp) -> f64 {
+    use MapOp::*;
     match op {
-        Exp | Expm1 | Log | Log1p | Tanh | Sigmoid | Softplus => 10.0,
+        Exp | Expm1 | Log | Log1p | Tanh | Sigmoid | Softplus | Erf => 10.0,
         _ => 0.5,
     }
 }
