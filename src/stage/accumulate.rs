@@ -31,12 +31,29 @@ pub fn accumulate(graph: &Graph, sample: DimId, parts: usize) -> Result<Graph, B
         return Ok(graph);
     }
     let samples = Samples::discover(&graph, sample, parts);
+    persistent(&graph, &samples)?;
     let classes = classify(&graph, &samples)?;
     let mut facts = Facts::new(&graph, &classes);
     facts.check()?;
     let schedule = Schedule::new(&graph, &classes, &facts);
     let result = Emission::new(&graph, &samples, &classes, &schedule, parts).emit();
     Ok(prune::prune(&result))
+}
+
+/// Parameters and states outlive microbatches, so none may have an element a sample.
+fn persistent(g: &Graph, samples: &Samples) -> Result<(), Box<Diagnostic>> {
+    let params = g.params.iter().map(|p| ("parameter", &p.path, &p.dims, p.span));
+    let states = g.states.iter().map(|s| ("state", &s.path, &s.dims, s.span));
+    for (what, path, dims, span) in params.chain(states) {
+        let Some(d) = dims.iter().find(|d| samples.contains(**d)) else { continue };
+        let message = format!("{what} `{path}` has the sample dim `{}`, which microbatches cut", g.dim(*d).name);
+        let d = Diagnostic::error("E0601", message).help("leave out `microbatches`, or give it another dim");
+        return Err(Box::new(match span {
+            Some(s) => d.at(s, "one element a sample"),
+            None => d,
+        }));
+    }
+    Ok(())
 }
 
 fn region(class: Class) -> bool {
