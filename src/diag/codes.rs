@@ -104,4 +104,5 @@ codes! {
     "W0007" "rest of the data is left out"
     "W0008" "full gather that nobody asked for"
     "W0009" "data changed since the checkpoint"
+    "W0010" "inline layout of an axis that no plan has"
 }

@@ -1,8 +1,8 @@
 //! The front end as a whole: reads, resolves and walks a program in each of its modes.
 
-use crate::check::{plans, style};
+use crate::check::style;
 use crate::diag::{Diagnostic, Sink};
-use crate::elaborate::{Elab, Mode, Settings};
+use crate::elaborate::{Elab, Mode, Settings, plan};
 use crate::ir::{Builder, Param, ParamId, StateKind, ValueId, prune};
 use crate::resolve::{self, ItemRef, Program};
 use crate::source::{Memory, SourceMap, Span, World};
@@ -63,11 +63,18 @@ pub fn check(request: &Request, world: &dyn World) -> Checked {
     let mut used = indexmap::IndexSet::new();
     let mut names = indexmap::IndexSet::new();
     let mut found = Sink::default();
-    let mut values = plans::Used::default();
+    let mut walked: Vec<Elab> = Vec::new();
     for at in c.program.models() {
-        let facts = walk(&c.program, &c.settings, at, &mut used, &mut names, &mut values, &mut found);
+        let facts = walk(&c.program, &c.settings, at, &mut used, &mut names, &mut found, &mut walked);
         c.models.extend(facts);
     }
+    if !found.has_errors() {
+        plan::check_all(&c.program, &mut walked, &mut found);
+    }
+    for e in &mut walked {
+        names.extend(std::mem::take(&mut e.used_names));
+    }
+    drop(walked);
     // Only programs whose models are sound have train items that can be judged.
     if !found.has_errors() && !c.sink.has_errors() {
         for item in c.program.main_items(train_item) {
@@ -80,7 +87,6 @@ pub fn check(request: &Request, world: &dyn World) -> Checked {
             names.extend(std::mem::take(&mut e.used_names));
             found.extend(std::mem::take(&mut e.sink));
         }
-        plans::check(&c.program, &values, &mut found);
     }
     if !found.has_errors() && !c.sink.has_errors() {
         for item in c.program.main_items(sample_item) {
@@ -135,14 +141,14 @@ fn without_gradients(b: &mut Builder, _: &[ValueId], params: &[ParamId]) -> Vec<
     params.iter().map(zeros).collect()
 }
 
-fn walk(
-    program: &Program,
+fn walk<'a>(
+    program: &'a Program,
     settings: &Settings,
     at: ItemRef,
     used: &mut indexmap::IndexSet<ItemRef>,
     names: &mut indexmap::IndexSet<(resolve::ModuleId, String)>,
-    values: &mut plans::Used,
     sink: &mut Sink,
+    walked: &mut Vec<Elab<'a>>,
 ) -> Option<ModelFacts> {
     let mut facts: Option<(ModelFacts, Vec<String>)> = None;
     for mode in [Mode::TRAIN, Mode::EVAL] {
@@ -155,8 +161,6 @@ fn walk(
         names.extend(std::mem::take(&mut e.used_names));
         let failed = e.failed();
         let graph = &e.b.graph;
-        values.dims.extend(graph.values.iter().flat_map(|v| &v.dims).map(|d| graph.dim(*d).name.clone()));
-        values.definitions.extend(graph.scopes.iter().map(|s| s.definition.clone()));
         let count = |dims: &[crate::ir::DimId]| dims.iter().fold(1u64, |n, d| n.saturating_mul(graph.size(*d) as u64));
         let now = ModelFacts {
             name: program.model(at).name.text.clone(),
@@ -168,6 +172,9 @@ fn walk(
         sink.extend(std::mem::take(&mut e.sink));
         if failed {
             return None;
+        }
+        if mode == Mode::TRAIN {
+            walked.push(e);
         }
         match &facts {
             None => facts = Some((now, paths)),

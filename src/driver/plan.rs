@@ -2,9 +2,10 @@
 
 use super::options::Options;
 use crate::diag::{Diagnostic, did_you_mean};
+use crate::elaborate::plan;
 use crate::resolve::Program;
 use crate::source::Span;
-use crate::syntax::ast::{ItemKind, Plan, PlanKind};
+use crate::syntax::ast::{Plan, PlanKind};
 use crate::types::DType;
 
 /// What of a plan takes effect on one device.
@@ -19,7 +20,7 @@ pub struct Single {
 pub fn single(options: &Options, program: &Program) -> Result<Single, Diagnostic> {
     let mut out = Single { precision: DType::F32, microbatches: None };
     if let Some(name) = &options.plan {
-        let plan = find(name, program)?;
+        let plan = plan::find(program, name)?;
         one_rank(plan, options)?;
         for line in &plan.lines {
             match &line.kind {
@@ -48,23 +49,6 @@ pub fn single(options: &Options, program: &Program) -> Result<Single, Diagnostic
 /// A precision by its name.
 pub fn precision(name: &str) -> Option<DType> {
     DType::parse(name).filter(|t| t.is_float())
-}
-
-fn find<'a>(name: &str, program: &'a Program) -> Result<&'a Plan, Diagnostic> {
-    let plans = program.main_items(|i| match i {
-        ItemKind::Plan(p) => Some(p),
-        _ => None,
-    });
-    if let Some(plan) = plans.iter().find(|p| p.name.text == name) {
-        return Ok(plan);
-    }
-    let names: Vec<&str> = plans.iter().map(|p| p.name.text.as_str()).collect();
-    let d = Diagnostic::error("E0509", format!("the file has no plan `{name}`"));
-    Err(match did_you_mean(name, names.iter().copied()) {
-        Some(n) => d.help(format!("did you mean `{n}`?")),
-        None if names.is_empty() => d.help("it has no plans: leave `--plan` out"),
-        None => d.help(format!("its plans: {}", names.join(", "))),
-    })
 }
 
 fn one_rank(plan: &Plan, options: &Options) -> Result<(), Diagnostic> {

@@ -480,9 +480,11 @@ impl<'a> Elab<'a> {
         };
         let scope = Scope { path, definition: def.name.text.clone(), parent: Some(parent) };
         frame.scope = self.b.add_scope(scope);
+        self.uses.entry(bound.def).or_default().push(frame.scope);
         let mut good = true;
         for (param, value) in &bound.statics {
             let StaticVal::Dim(set) = value else { continue };
+            self.scope_dims.entry(frame.scope).or_default().insert(param.clone(), set.clone());
             let Some(s) = def.statics.iter().find(|s| s.name.text == *param) else { continue };
             Self::bind_dim(&mut frame, &s.name, set.clone());
             if let Some(other) = self.program.module(bound.def.module).names.get(param)

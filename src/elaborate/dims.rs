@@ -194,6 +194,10 @@ impl<'a> Elab<'a> {
         if let Some(id) = self.frame().instance {
             self.instance(id).dims.insert(def.name.text.clone(), (set.clone(), def.name.span));
         }
+        if self.frame().body != Body::File {
+            let scope = self.frame().scope;
+            self.scope_dims.entry(scope).or_default().insert(def.name.text.clone(), set.clone());
+        }
         self.frame().dims.insert(def.name.text.clone(), (set, def.name.span));
     }
 

@@ -54,9 +54,10 @@ impl<'a> Elab<'a> {
                 "`.{i}` names a turn of a loop in weights items alone",
                 "use the loop's own variable",
             ),
-            ExprKind::Layout { base, .. } => {
-                // A layout is a plan's matter; on one device it changes nothing.
-                self.eval(base)
+            ExprKind::Layout { base, entries } => {
+                let ev = self.eval(base);
+                self.inline_layout(&ev.val, entries, e.span);
+                ev
             }
         }
     }

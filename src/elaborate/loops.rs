@@ -41,6 +41,9 @@ impl<'a> Elab<'a> {
                 let n = self.b.graph.elements(&set.ids) as i64;
                 let (n, open) = if self.is_opaque(&set.ids) { (1, true) } else { (n, false) };
                 let dim = (set.ids.len() == 1 && !open).then(|| set.ids[0]);
+                if let (Some(d), super::frame::Body::Model) = (dim, self.frame().body) {
+                    self.loop_dims.entry(d).or_insert(name.span);
+                }
                 self.unroll(var, 0, n, *reverse, body, dim, want, e.span)
             }
             (LoopKind::Scan, LoopRange::Dim(name)) => {

@@ -20,6 +20,7 @@ pub mod instance;
 pub mod loops;
 pub mod model;
 pub mod ordinals;
+pub mod plan;
 pub mod sample;
 pub mod settings;
 pub mod stmt;
@@ -29,9 +30,10 @@ pub mod weights;
 
 use crate::check::constant::Const;
 use crate::diag::{Diagnostic, Sink};
-use crate::ir::{Builder, DimId, InputId, ParamId, StateId, ValueId};
+use crate::ir::{Builder, DimId, InputId, ParamId, ScopeId, StateId, ValueId};
 use crate::resolve::{Entity, ItemRef, ModuleId, Program};
 use crate::source::Span;
+use crate::syntax::ast::Name;
 use crate::types::DType;
 use frame::{Body, Frame, Ordinals};
 use indexmap::{IndexMap, IndexSet};
@@ -67,6 +69,14 @@ pub struct Loss {
     pub span: Span,
 }
 
+/// A layout written in an expression. It applies in plans that have the axes.
+#[derive(Clone, Debug)]
+pub struct InlineLayout {
+    pub value: ValueId,
+    pub entries: Vec<(DimSet, Vec<Name>)>,
+    pub span: Span,
+}
+
 /// The walk over one program in one mode.
 pub struct Elab<'a> {
     pub program: &'a Program,
@@ -83,6 +93,15 @@ pub struct Elab<'a> {
     pub outputs: IndexMap<String, (ValueId, Span)>,
     pub instances: Vec<Instance>,
     pub used_defs: IndexSet<ItemRef>,
+    /// The bodies that were walked, by definition; with the dims that only they know (parameters and local ones).
+    pub uses: IndexMap<ItemRef, Vec<ScopeId>>,
+    pub scope_dims: IndexMap<ScopeId, IndexMap<String, DimSet>>,
+    /// Values by the name that a body gives them.
+    pub named: Vec<(ScopeId, String, ValueId)>,
+    /// Dims that a `for` of the model goes over.
+    pub loop_dims: IndexMap<DimId, Span>,
+    /// `x @ [seq: tp]` in expressions.
+    pub inline_layouts: Vec<InlineLayout>,
     /// Names of `use`d or defined entities that were looked up, per module.
     pub used_names: IndexSet<(ModuleId, String)>,
     /// Names that the data can feed; inputs with a default that are not among them take it. None: all are fed.
@@ -125,6 +144,11 @@ impl<'a> Elab<'a> {
             outputs: IndexMap::new(),
             instances: Vec::new(),
             used_defs: IndexSet::new(),
+            uses: IndexMap::new(),
+            scope_dims: IndexMap::new(),
+            named: Vec::new(),
+            loop_dims: IndexMap::new(),
+            inline_layouts: Vec::new(),
             used_names: IndexSet::new(),
             fed: None,
             frames: Vec::new(),

@@ -40,6 +40,7 @@ impl<'a> Elab<'a> {
             definition: model.name.text.clone(),
             parent: Some(crate::ir::ROOT),
         });
+        self.uses.entry(at).or_default().push(frame.scope);
         self.within(frame, |e| {
             for a in &model.args {
                 let Some(d) = e.declared(&a.ty) else {

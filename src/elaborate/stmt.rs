@@ -167,6 +167,7 @@ impl<'a> Elab<'a> {
         }
         if let Val::Tensor(v) = val {
             self.b.name(v, &name.text);
+            self.remember(v, &name.text);
         }
         let depth = self.scans.len();
         let scope = self.frame().scopes.last_mut().expect("a block is open");
@@ -181,6 +182,14 @@ impl<'a> Elab<'a> {
             return;
         }
         scope.insert(name.text.clone(), Local { val, span: name.span, used: quiet, scan_depth: depth });
+    }
+
+    /// For plans, which name values as `Layer.name`.
+    fn remember(&mut self, v: ValueId, name: &str) {
+        if self.frame().body != Body::Init {
+            let scope = self.frame().scope;
+            self.named.push((scope, name.to_string(), v));
+        }
     }
 
     fn let_stmt(&mut self, names: &'a [Name], tuple: bool, ty: Option<&'a ast::Type>, value: &'a Expr) {
@@ -341,6 +350,9 @@ impl<'a> Elab<'a> {
             }
             (_, v) => v,
         };
+        if let Val::Tensor(v) = val {
+            self.remember(v, &name.text);
+        }
         if let Some(local) = self.frame().find(&name.text) {
             local.val = val;
         }

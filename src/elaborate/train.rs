@@ -104,7 +104,7 @@ impl<'a> Elab<'a> {
     }
 
     /// `samples NAME`, or `batch`, or the first dim of the first input; none where nothing is fed.
-    fn sample_dim(&mut self, item: &'a ast::Train) -> Option<DimId> {
+    pub fn sample_dim(&mut self, item: &'a ast::Train) -> Option<DimId> {
         if self.b.graph.inputs.is_empty() {
             return None;
         }
