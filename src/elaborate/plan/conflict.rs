@@ -121,7 +121,7 @@ impl<'a> Elab<'a> {
                             continue;
                         }
                         let n = self.dim_name(*d);
-                        let what = self.value_name(v);
+                        let what = self.value_name(op, v);
                         let e = Diagnostic::error("E0508", format!("two statements speak of `{n}` of {what}"))
                             .at(b.dims_span, "second statement")
                             .and(a.dims_span, "first statement, equally strong");
@@ -144,7 +144,7 @@ impl<'a> Elab<'a> {
             let (first, second) = (&plan.rules[x.1], &plan.rules[y.1]);
             let (n, m) = (self.dim_name(x.0), self.dim_name(y.0));
             let name = &plan.mesh[axis].name;
-            let what = self.value_name(v);
+            let what = self.value_name(op, v);
             let e = Diagnostic::error("E0503", format!("axis `{name}` would cut both `{n}` and `{m}` of {what}"))
                 .at(second.dims_span, format!("cuts `{m}` by `{name}`"))
                 .and(first.dims_span, format!("cuts `{n}` by `{name}`, equally strong"));
@@ -154,17 +154,22 @@ impl<'a> Elab<'a> {
         None
     }
 
-    fn value_name(&self, v: ValueId) -> String {
+    fn value_name(&self, op: &Operation, v: ValueId) -> String {
         let value = &self.b.graph.values[v.index()];
         let dims = self.show_dims(&value.dims);
-        match &value.name {
-            Some(n) => format!("`{n}{dims}`"),
-            None => format!("a value {dims}"),
+        match (&op.op, &value.name) {
+            (Op::Param(p), _) => format!("`{}{dims}`", self.b.graph.params[p.index()].path),
+            (_, Some(n)) => format!("`{n}{dims}`"),
+            (_, None) => format!("a value {dims}"),
         }
     }
 
     fn with_place(&self, d: Diagnostic, op: &Operation) -> Diagnostic {
-        let d = match op.span {
+        let span = match &op.op {
+            Op::Param(p) => self.b.graph.params[p.index()].span,
+            _ => op.span,
+        };
+        let d = match span {
             Some(s) => d.and(s, "the value"),
             None => d,
         };

@@ -33,6 +33,7 @@ model M(x: f32[batch, embed]) {
     for i in depth { h = Block[wide = i == 0](h) }
     loss mean[batch, embed](h)
 }
+optimizer down(w: [..], g: [..]) -> [..] { w - g }
 ";
 
 const BLOCK: &str = "
@@ -278,7 +279,8 @@ fn owners_and_loads_are_known_names() {
     };
     assert_eq!(first("weights w of Modl { }\n"), ("E0201", "Modl".to_string()));
     assert_eq!(first("weights w of embed { }\n"), ("E0206", "embed".to_string()));
-    let train = "train M {\n data { x = npy(\"x.npy\") }\n steps 1\n load \"f\" with v on \"**.scale\"\n}\n";
+    let train =
+        "train M {\n data { x = npy(\"x.npy\") }\n optimizer down()\n steps 1\n load \"f\" with v on \"**.scale\"\n}\n";
     let (code, at) = first(&format!("weights w of M {{ }}\n{train}"));
     assert_eq!((code, at.as_str()), ("E0706", "w"));
     let both = found(&format!("{HEAD}weights w of M {{ }}\n{train}"));
