@@ -109,7 +109,7 @@ fn models_of_the_tests_check() {
         ("golden_models/moe", "tiny", 45_120),
         ("golden_models/moe", "tiny_capacity", 45_120),
         ("golden_models/moe", "nano", 1_231_104),
-        ("models/stories260k", "one", 260_032),
+        ("models/stories260k", "fixed", 260_032),
     ] {
         let checked = check_file(&format!("tests/{file}.pta"), vec![preset.to_string()]);
         assert!(checked.sink.is_empty(), "{}", render::text(&checked.sink, &checked.sources, false));

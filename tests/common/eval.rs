@@ -1,4 +1,5 @@
 //! Evaluates a small program by the reference interpreter: what its outputs, losses and metrics are.
+#![allow(dead_code, reason = "each test binary uses a part")]
 
 use partita::diag::render;
 use partita::driver::{self, Request};

@@ -1,5 +1,6 @@
 //! The golden models' inputs: weights and data that are functions of an index, written as the files that the train
 //! items name, and the reference figures of `tests/golden_losses`.
+#![allow(dead_code, reason = "each test binary uses a part")]
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};

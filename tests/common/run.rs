@@ -1,4 +1,5 @@
 //! Runs the `partita` binary in a folder and reads the metrics that it writes.
+#![allow(dead_code, reason = "each test binary uses a part")]
 
 use serde_json::Value;
 use std::path::Path;

@@ -2,9 +2,11 @@
 
 use crate::cases::Case;
 use partita::diag::{Diagnostic, Sink, render};
-use partita::driver::{self, Checked, Request};
+use partita::driver::inspect::{self, Stage};
+use partita::driver::{self, Checked, Options, Request};
 use partita::source::{Memory, SourceMap};
 use partita::syntax;
+use partita::syntax::format::format_source;
 use std::fmt::Write;
 
 /// The name of a case's main file in messages.
@@ -16,6 +18,10 @@ pub fn run(stage: &str, case: &Case) -> Result<String, String> {
         "ast" => Ok(ast(case)),
         "check" => Ok(check(case)),
         "marks" => marks(case).map(|()| String::new()),
+        "fmt" => Ok(fmt(case)),
+        "graph" => Ok(form(Stage::Graph, case)),
+        "backward" => Ok(form(Stage::Backward, case)),
+        "kernel" => Ok(form(Stage::Kernel, case)),
         _ => Err(format!("no stage is named `{stage}`")),
     }
 }
@@ -83,11 +89,43 @@ fn diagnose(case: &Case) -> (SourceMap, Sink) {
     (checked.sources, checked.sink)
 }
 
+/// The formatted text, which formatting must leave as it is.
+fn fmt(case: &Case) -> String {
+    let once = formatted(&case.source);
+    let twice = formatted(&once);
+    if once == twice { once } else { format!("formatting is not idempotent:\n{once}\nthen:\n{twice}") }
+}
+
+fn formatted(text: &str) -> String {
+    format_source(text).unwrap_or_else(|sink| {
+        let mut sources = SourceMap::default();
+        sources.add(MAIN, text);
+        render::text(&sink, &sources, false)
+    })
+}
+
+/// An intermediate form, or why there is none.
+fn form(stage: Stage, case: &Case) -> String {
+    let options = Options { request: request(case), ..Options::default() };
+    match inspect::text(stage, None, &options, &world(case)) {
+        Ok(text) => text,
+        Err(findings) => render::text(&findings.sink, &findings.sources, false),
+    }
+}
+
 fn checked(case: &Case) -> Checked {
+    driver::check::check(&request(case), &world(case))
+}
+
+fn world(case: &Case) -> Memory {
     let mut world = Memory::default();
     world.0.insert(MAIN.into(), case.source.clone());
     world.0.extend(case.files.iter().map(|(name, text)| (name.into(), text.clone())));
+    world
+}
+
+fn request(case: &Case) -> Request {
     let list = |key: &str| case.options.get(key).map_or(Vec::new(), |v| v.split(',').map(str::to_string).collect());
     let sets = list("set").iter().filter_map(|s| s.split_once(':').map(|(k, v)| (k.into(), v.into()))).collect();
-    driver::check::check(&Request { path: MAIN.into(), presets: list("preset"), sets }, &world)
+    Request { path: MAIN.into(), presets: list("preset"), sets }
 }

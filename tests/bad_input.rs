@@ -1,0 +1,204 @@
+//! What goes wrong outside the program: data, checkpoints, plans, command lines. Each is a clear error with its code, and
+//! nothing is lost.
+
+#[path = "common/run.rs"]
+mod run;
+
+use std::path::Path;
+
+const MODEL: &str = "
+use nn.{Embedding}
+use losses.{cross_entropy}
+use optim.{adamw}
+dim batch = 4, seq = 8, vocab = 16, embed = 8
+model M(tokens: int[batch, seq], targets: int[batch, seq]) {
+    let wte = Embedding[vocab, embed]
+    output logits = dot[embed](wte(tokens), wte.table)
+    loss mean[batch, seq](cross_entropy[vocab](logits, targets))
+}
+train M {
+    data SOURCE
+    optimizer adamw(lr = 1e-3)
+    steps 3
+}
+plan two {
+    mesh dp = 2
+    shard batch by dp
+}
+";
+
+/// A folder with the model over a source of data.
+fn folder(source: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    std::fs::write(folder.path().join("m.pta"), MODEL.replace("SOURCE", source)).expect("written");
+    folder
+}
+
+/// Runs a command that must fail with a code and without a panic; gives what it said.
+#[track_caller]
+fn fails(folder: &Path, arguments: &[&str], code: &str) -> String {
+    let output = run::partita(folder, arguments);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "partita {} succeeded", arguments.join(" "));
+    assert!(said.contains(code), "expected {code}:\n{said}");
+    assert!(!said.contains("panicked"), "{said}");
+    said
+}
+
+fn write(folder: &Path, name: &str, bytes: &[u8]) {
+    std::fs::write(folder.join(name), bytes).expect("written");
+}
+
+#[test]
+fn a_missing_data_file() {
+    let f = folder(r#"bytes("gone.txt")"#);
+    let said = fails(f.path(), &["train", "m.pta"], "E0801");
+    assert!(said.contains("gone.txt"), "{said}");
+}
+
+#[test]
+fn an_empty_data_file() {
+    let f = folder(r#"bytes("empty.txt")"#);
+    write(f.path(), "empty.txt", b"");
+    fails(f.path(), &["train", "m.pta"], "E0804");
+}
+
+#[test]
+fn data_shorter_than_one_batch() {
+    let f = folder(r#"bytes("short.txt")"#);
+    write(f.path(), "short.txt", &[3u8; 16]);
+    fails(f.path(), &["train", "m.pta"], "E0804");
+}
+
+#[test]
+fn more_characters_than_the_vocabulary() {
+    let f = folder(r#"chars("many.txt")"#);
+    write(f.path(), "many.txt", "abcdefghijklmnopqrstuvwxyz".repeat(20).as_bytes());
+    let said = fails(f.path(), &["train", "m.pta"], "E0803");
+    assert!(said.contains("26"), "the count is said: {said}");
+}
+
+#[test]
+fn a_token_out_of_range() {
+    let f = folder(r#"tokens("t.bin")"#);
+    let tokens: Vec<u8> = (0..400u16).flat_map(|i| (if i == 20 { 999 } else { i % 16 }).to_le_bytes()).collect();
+    write(f.path(), "t.bin", &tokens);
+    let output = run::partita(f.path(), &["train", "m.pta", "--steps", "30"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && (said.contains("E0803") || said.contains("E0809")), "{said}");
+    assert!(said.contains("999"), "the id is said: {said}");
+}
+
+#[test]
+fn a_truncated_array() {
+    let f = folder(r#"{ tokens = npy("x.npy"), targets = npy("x.npy") }"#);
+    let head = "{'descr': '<i4', 'fortran_order': False, 'shape': (100, 8), }";
+    let mut file = b"\x93NUMPY\x01\x00".to_vec();
+    file.extend(((head.len() + 1) as u16).to_le_bytes());
+    file.extend(head.as_bytes());
+    file.push(b'\n');
+    file.extend([0u8; 40]);
+    write(f.path(), "x.npy", &file);
+    fails(f.path(), &["train", "m.pta"], "E0802");
+}
+
+#[test]
+fn a_damaged_checkpoint_is_not_loaded() {
+    let f = folder(r#"bytes("text.txt")"#);
+    let text: Vec<u8> = (0..2000u32).map(|i| (i * i % 16) as u8).collect();
+    write(f.path(), "text.txt", &text);
+    run::succeeds(f.path(), &["train", "m.pta", "--out", "run"]);
+    let mut damaged = 0;
+    let mut open = vec![f.path().join("run")];
+    while let Some(at) = open.pop() {
+        for entry in std::fs::read_dir(at).expect("the run is there") {
+            let path = entry.expect("listed").path();
+            if path.is_dir() {
+                open.push(path);
+            } else if path.extension().is_some_and(|e| e == "safetensors") {
+                let mut bytes = std::fs::read(&path).expect("read");
+                let last = bytes.len() - 3;
+                bytes[last] ^= 0x40;
+                std::fs::write(&path, bytes).expect("written");
+                damaged += 1;
+            }
+        }
+    }
+    assert!(damaged > 0, "no checkpoint was written");
+    fails(f.path(), &["train", "m.pta", "--out", "run", "--resume", "--steps", "5"], "E0806");
+}
+
+#[test]
+fn a_checkpoint_of_another_model() {
+    let f = folder(r#"bytes("text.txt")"#);
+    let text: Vec<u8> = (0..2000u32).map(|i| (i * i % 16) as u8).collect();
+    write(f.path(), "text.txt", &text);
+    run::succeeds(f.path(), &["train", "m.pta", "--out", "run"]);
+    let more = ["train", "m.pta", "--out", "run", "--resume", "--steps", "5", "--set", "embed=12"];
+    fails(f.path(), &more, "E0807");
+}
+
+#[test]
+fn a_folder_that_cannot_be_written() {
+    let f = folder(r#"bytes("text.txt")"#);
+    write(f.path(), "text.txt", &[1u8; 2000]);
+    write(f.path(), "run", b"a file where a folder should be");
+    let output = run::partita(f.path(), &["train", "m.pta", "--out", "run"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && (said.contains("E0808") || said.contains("E0805")), "{said}");
+}
+
+#[test]
+fn a_loss_that_is_not_finite() {
+    let f = folder(r#"bytes("text.txt")"#);
+    write(f.path(), "text.txt", &[1u8; 2000]);
+    let model =
+        MODEL.replace("SOURCE", r#"bytes("text.txt")"#).replace("wte(tokens), wte", "log(0 * wte(tokens) - 1), wte");
+    write(f.path(), "m.pta", model.as_bytes());
+    fails(f.path(), &["train", "m.pta"], "E0810");
+    let said = fails(f.path(), &["train", "m.pta", "--debug-nan"], "E0810");
+    assert!(said.contains("m.pta:8") || said.contains("log(0"), "the line is named: {said}");
+}
+
+#[test]
+fn plans_that_cannot_run_here() {
+    let f = folder(r#"bytes("text.txt")"#);
+    write(f.path(), "text.txt", &[1u8; 2000]);
+    fails(f.path(), &["train", "m.pta", "--plan", "two"], "E0507");
+    let said = fails(f.path(), &["train", "m.pta", "--plan", "tow"], "E0509");
+    assert!(said.contains("two"), "{said}");
+    fails(f.path(), &["train", "m.pta", "--plan", "two", "--mesh", "dq=1"], "E0501");
+}
+
+#[test]
+fn dims_that_do_not_divide() {
+    let f = folder(r#"bytes("text.txt")"#);
+    let model =
+        MODEL.replace("embed = 8", "embed = 10, heads = 4, hd = embed / heads").replace("SOURCE", r#"bytes("t")"#);
+    let model = model.replace("output logits", "let split = wte(tokens)[embed -> (heads, hd)]\n    output logits");
+    write(f.path(), "m.pta", model.as_bytes());
+    fails(f.path(), &["check", "m.pta"], "E0305");
+}
+
+#[test]
+fn wrong_settings() {
+    let f = folder(r#"bytes("text.txt")"#);
+    write(f.path(), "text.txt", &[1u8; 2000]);
+    let output = run::partita(f.path(), &["check", "m.pta", "--set", "embd=4"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("embed"), "{said}");
+    let output = run::partita(f.path(), &["train", "m.pta", "--precision", "f8"]);
+    assert_eq!(output.status.code(), Some(2));
+    let output = run::partita(f.path(), &["explain", "E9999"]);
+    assert!(!output.status.success() && String::from_utf8_lossy(&output.stderr).contains("E0902"));
+}
+
+#[test]
+fn the_rest_of_the_validation_data_is_left_out_once() {
+    let f = folder("bytes(\"text.txt\")\n    valid bytes(\"text.txt\", from = 0.5) every 1");
+    write(f.path(), "text.txt", &[1u8; 2003]);
+    let output = run::partita(f.path(), &["train", "m.pta", "--out", "run"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert_eq!(said.matches("W0007").count(), 1, "{said}");
+}

@@ -1,0 +1,117 @@
+//! The documentation holds what it says: its programs check, the commands that it shows exist, its generated parts are
+//! up to date.
+
+#[path = "common/run.rs"]
+mod run;
+
+use partita::diag::codes::CODES;
+use partita::diag::render;
+use partita::driver::{self, Request};
+use partita::source::Memory;
+use std::path::{Path, PathBuf};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// README and the pages of `docs/`, without those of single errors.
+fn pages() -> Vec<(String, String)> {
+    let mut paths: Vec<PathBuf> = std::fs::read_dir(root().join("docs"))
+        .expect("there is documentation")
+        .map(|e| e.expect("a folder can be listed").path())
+        .filter(|p| p.extension().is_some_and(|e| e == "md"))
+        .collect();
+    paths.push(root().join("README.md"));
+    paths.sort();
+    let name = |p: &PathBuf| p.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    paths.iter().map(|p| (name(p), std::fs::read_to_string(p).expect("a page is UTF-8"))).collect()
+}
+
+/// The texts of a page's fences of one language, with the line on which each begins.
+fn fences(page: &str, language: &str) -> Vec<(usize, String)> {
+    let mut found: Vec<(usize, String)> = Vec::new();
+    let mut open: Option<bool> = None;
+    for (number, line) in page.lines().enumerate() {
+        if let Some(word) = line.strip_prefix("```") {
+            open = match open {
+                None => Some(word.trim() == language),
+                Some(_) => None,
+            };
+            if open == Some(true) {
+                found.push((number + 1, String::new()));
+            }
+        } else if open == Some(true)
+            && let Some((_, text)) = found.last_mut()
+        {
+            text.push_str(line);
+            text.push('\n');
+        }
+    }
+    found
+}
+
+#[test]
+fn programs_on_the_pages_check() {
+    let mut wrong = String::new();
+    let mut seen = 0;
+    for (name, page) in pages() {
+        for (line, text) in fences(&page, "pta") {
+            seen += 1;
+            let mut world = Memory::default();
+            world.0.insert("page.pta".into(), text);
+            let checked = driver::check::check(&Request { path: "page.pta".into(), ..Request::default() }, &world);
+            if checked.sink.has_errors() {
+                wrong += &format!("{name}:{line}\n{}", render::text(&checked.sink, &checked.sources, false));
+            }
+        }
+    }
+    assert!(seen > 4, "only {seen} programs found");
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+#[test]
+fn commands_on_the_pages_exist() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut names: Vec<String> = Vec::new();
+    for (name, page) in pages() {
+        for (line, text) in fences(&page, "sh") {
+            for command in text.lines().flat_map(|l| l.split("&&")) {
+                let words: Vec<&str> = command.split_whitespace().collect();
+                let sub = match words[..] {
+                    ["partita", sub, ..] => sub,
+                    ["cargo", "run", "--release", "--", sub, ..] => sub,
+                    ["cargo", "test", "--release"] | [] => continue,
+                    _ => panic!("{name}:{line}: `{command}` is no known command"),
+                };
+                for file in words.iter().filter(|w| w.ends_with(".pta")) {
+                    assert!(root().join(file).exists(), "{name}:{line}: {file} does not exist");
+                }
+                names.push(sub.to_string());
+            }
+        }
+    }
+    names.sort();
+    names.dedup();
+    assert!(names.len() >= 5, "only {names:?} found");
+    for name in names {
+        run::succeeds(folder.path(), &[&name, "--help"]);
+    }
+}
+
+/// `BLESS=1` writes it.
+#[test]
+fn the_index_of_diagnostics_is_complete() {
+    let mut index = String::from(
+        "# Diagnostics\n\nEvery error, warning and note has a code; `partita explain CODE` prints its page. This index is \
+         written by a test.\n\n| code | kind |\n|---|---|\n",
+    );
+    for code in CODES {
+        index += &format!("| [{0}](errors/{0}.md) | {1} |\n", code.code, code.title);
+    }
+    let path = root().join("docs/errors.md");
+    if std::env::var_os("BLESS").is_some() {
+        std::fs::write(&path, &index).expect("the page can be written");
+    }
+    let page = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(page == index, "docs/errors.md is out of date; to write it: BLESS=1 cargo test --test docs");
+}

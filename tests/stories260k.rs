@@ -1,0 +1,205 @@
+//! A published model of 260,032 parameters: losses, gradient norms and training traces of an independent implementation
+//! in f64, and the text that the model is known to write.
+//!
+//! The model's file is not part of the repository: the folder that holds `stories260K.bin` and `tok512.bin` is
+//! `$PARTITA_DATA`, or `../shared/data` beside the checkout. Without it these tests say that they are skipped.
+
+#[path = "common/golden.rs"]
+mod golden;
+#[path = "common/run.rs"]
+mod run;
+
+use golden::{numbers, root, write_npy};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+/// A folder with the program, the converted weights and one batch of data for each of so many steps.
+struct Setting {
+    folder: tempfile::TempDir,
+    facts: Value,
+}
+
+fn data() -> Option<PathBuf> {
+    let named = std::env::var_os("PARTITA_DATA").map(PathBuf::from);
+    let found =
+        [named, Some(root().join("../shared/data"))].into_iter().flatten().find(|p| p.join("stories260K.bin").exists());
+    if found.is_none() {
+        println!("skipped: no stories260K.bin in $PARTITA_DATA");
+    }
+    found
+}
+
+fn facts() -> Value {
+    let text = std::fs::read_to_string(root().join("tests/models/stories260k.json")).expect("the reference is there");
+    serde_json::from_str(&text).expect("the reference is JSON")
+}
+
+fn ids(value: &Value) -> Vec<i32> {
+    numbers(value).iter().map(|n| *n as i32).collect()
+}
+
+impl Setting {
+    fn new(rows: &[(Vec<i32>, Vec<i32>)], steps: usize) -> Option<Setting> {
+        let from = data()?;
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        std::fs::copy(root().join("tests/models/stories260k.pta"), folder.path().join("story.pta")).expect("copied");
+        convert(&from.join("stories260K.bin"), &folder.path().join("stories260k.safetensors"));
+        std::fs::write(folder.path().join("tokenizer.json"), tokenizer(&from.join("tok512.bin"))).expect("written");
+        let shape = [steps * rows.len(), rows[0].0.len()];
+        let repeat = |pick: fn(&(Vec<i32>, Vec<i32>)) -> &Vec<i32>| -> Vec<i32> {
+            (0..steps).flat_map(|_| rows.iter().flat_map(|r| pick(r).clone())).collect()
+        };
+        write_npy(&folder.path().join("tokens.npy"), &repeat(|r| &r.0), &shape);
+        write_npy(&folder.path().join("targets.npy"), &repeat(|r| &r.1), &shape);
+        Some(Setting { folder, facts: facts() })
+    }
+
+    /// Losses and gradient norms of a train item.
+    fn trace(&self, item: &str, steps: usize, more: &[&str]) -> (Vec<f64>, Vec<f64>) {
+        let steps = steps.to_string();
+        let mut arguments = vec!["train", "story.pta", "--item", item, "--steps", &steps, "--metrics", "m.jsonl"];
+        arguments.extend(more);
+        run::succeeds(self.folder.path(), &arguments);
+        let metrics = self.folder.path().join("m.jsonl");
+        (run::metric(&metrics, "loss"), run::metric(&metrics, "grad_norm"))
+    }
+}
+
+/// The rows of the training reference: 4 sequences of 64 tokens of the greedy text.
+fn training_rows(facts: &Value) -> Vec<(Vec<i32>, Vec<i32>)> {
+    let text = ids(&facts["greedy_ids_from_bos"]);
+    (0..4).map(|k| (text[64 * k..64 * k + 64].to_vec(), text[64 * k + 1..64 * k + 65].to_vec())).collect()
+}
+
+#[track_caller]
+fn close(ours: f64, theirs: f64, bound: f64) {
+    assert!((ours - theirs).abs() <= bound * theirs.abs(), "{ours} is not {theirs}");
+}
+
+fn follows(item: &str, trace: &str, after: &str) {
+    let Some(s) = Setting::new(&training_rows(&facts()), 6) else { return };
+    for (precision, bound) in [("f64", 1e-9), ("f32", 1e-4)] {
+        let (losses, norms) = s.trace(item, 6, &["--precision", precision]);
+        let expected = s.facts["training"][trace].as_array().expect("a trace").clone();
+        for (step, pair) in expected.iter().enumerate() {
+            let pair = numbers(pair);
+            close(losses[step], pair[0], bound * if precision == "f32" && step > 2 { 10.0 } else { 1.0 });
+            close(norms[step], pair[1], bound * if precision == "f32" && step > 2 { 10.0 } else { 1.0 });
+        }
+        close(losses[5], s.facts["training"][after].as_f64().expect("a loss"), bound * 10.0);
+    }
+}
+
+#[test]
+fn gradient_descent_follows_the_reference() {
+    follows("sgd", "sgd_lr0.02_loss_gradnorm_before_each_step", "sgd_loss_after_5");
+}
+
+#[test]
+fn clipped_descent_follows_the_reference() {
+    follows("clipped", "sgd_lr0.1_clip0.25_loss_gradnorm", "sgd_clip_loss_after_5");
+}
+
+#[test]
+fn adamw_follows_the_reference() {
+    follows("adamw", "adamw_lr1e-3_b0.9_0.95_eps1e-8_wd0.1_all_tensors", "adamw_loss_after_5");
+}
+
+#[test]
+fn means_over_uneven_rows_divide_by_the_global_count() {
+    let mut rows = training_rows(&facts());
+    for (k, (_, targets)) in rows.iter_mut().enumerate() {
+        targets[16 * (k + 1)..].fill(-100);
+    }
+    let Some(s) = Setting::new(&rows, 1) else { return };
+    let uneven = &s.facts["training"]["uneven"];
+    let (losses, norms) = s.trace("sgd", 1, &["--precision", "f64"]);
+    close(losses[0], uneven["loss_token_weighted"].as_f64().expect("a loss"), 1e-9);
+    close(norms[0], uneven["grad_l2_global"].as_f64().expect("a norm"), 1e-9);
+}
+
+#[test]
+fn losses_of_given_texts_are_those_of_the_reference() {
+    for (preset, key, mean) in [("fixed", "fixed_ids", "fixed_mean_nll"), ("real", "real_ids", "real_mean_nll")] {
+        let text = ids(&facts()[key]);
+        let row = (text[..text.len() - 1].to_vec(), text[1..].to_vec());
+        let Some(s) = Setting::new(&[row], 1) else { return };
+        let expected = s.facts[mean].as_f64().expect("a loss");
+        for (precision, bound) in [("f64", 1e-9), ("f32", 1e-4)] {
+            let (losses, _) = s.trace("import", 1, &["--preset", preset, "--precision", precision]);
+            close(losses[0], expected, bound);
+        }
+    }
+}
+
+#[test]
+fn the_greedy_text_is_the_published_story() {
+    let Some(s) = Setting::new(&training_rows(&facts()), 1) else { return };
+    s.trace("import", 1, &["--out", "run"]);
+    let arguments = ["sample", "story.pta", "--preset", "long", "--checkpoint", "run", "--length", "256"];
+    let text = run::succeeds(s.folder.path(), &arguments);
+    let story = s.facts["greedy_text"].as_str().expect("a text");
+    assert_eq!(text.trim(), story.trim());
+}
+
+/// From seven sizes and float32 tensors, one after another, to a safetensors file of f64.
+fn convert(from: &Path, to: &Path) {
+    let bytes = std::fs::read(from).expect("the model's file can be read");
+    let head: Vec<usize> =
+        (0..7).map(|i| i32::from_le_bytes([0, 1, 2, 3].map(|k| bytes[4 * i + k])) as usize).collect();
+    let [d, hidden, layers, heads, kv_heads, vocab, _context] = head[..] else { panic!("seven sizes") };
+    let kv = d / heads * kv_heads;
+    let mut at = 28;
+    let mut take = |count: usize| -> Vec<u8> {
+        let part = &bytes[at..at + 4 * count];
+        at += 4 * count;
+        part.chunks_exact(4)
+            .flat_map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]])).to_le_bytes())
+            .collect()
+    };
+    let mut tensors = vec![("tok_embeddings.weight".to_string(), vec![vocab, d], take(vocab * d))];
+    // Each kind is stored for all layers together.
+    let kinds: [(&str, Vec<usize>); 9] = [
+        ("attention_norm", vec![d]),
+        ("attention.wq", vec![d, d]),
+        ("attention.wk", vec![kv, d]),
+        ("attention.wv", vec![kv, d]),
+        ("attention.wo", vec![d, d]),
+        ("ffn_norm", vec![d]),
+        ("feed_forward.w1", vec![hidden, d]),
+        ("feed_forward.w2", vec![d, hidden]),
+        ("feed_forward.w3", vec![hidden, d]),
+    ];
+    for (name, shape) in kinds {
+        for layer in 0..layers {
+            tensors.push((format!("layers.{layer}.{name}.weight"), shape.clone(), take(shape.iter().product())));
+        }
+    }
+    tensors.push(("norm.weight".to_string(), vec![d], take(d)));
+    golden::write_safetensors(to, &tensors);
+}
+
+/// The vocabulary as a `tokenizer.json`: enough to decode.
+fn tokenizer(from: &Path) -> String {
+    let bytes = std::fs::read(from).expect("the tokenizer's file can be read");
+    let mut pieces = serde_json::Map::new();
+    let mut at = 4;
+    while at < bytes.len() {
+        let length = i32::from_le_bytes([4, 5, 6, 7].map(|k| bytes[at + k])) as usize;
+        let piece = String::from_utf8_lossy(&bytes[at + 8..at + 8 + length]).trim_matches('\n').to_string();
+        at += 8 + length;
+        pieces.insert(piece, json!(pieces.len()));
+    }
+    let special = |id: u32, content: &str| {
+        json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+            "special": true})
+    };
+    json!({
+        "version": "1.0", "truncation": null, "padding": null,
+        "added_tokens": [special(0, "<unk>"), special(1, "<s>"), special(2, "</s>")],
+        "normalizer": null, "pre_tokenizer": null, "post_processor": null,
+        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "model": {"type": "WordLevel", "vocab": pieces, "unk_token": "<unk>"},
+    })
+    .to_string()
+}
