@@ -202,3 +202,14 @@ fn the_rest_of_the_validation_data_is_left_out_once() {
     assert!(output.status.success(), "{said}");
     assert_eq!(said.matches("W0007").count(), 1, "{said}");
 }
+
+#[test]
+fn data_that_changed_since_the_checkpoint_is_noticed() {
+    let f = folder(r#"bytes("text.txt")"#);
+    write(f.path(), "text.txt", &[1u8; 2000]);
+    run::succeeds(f.path(), &["train", "m.pta", "--out", "run"]);
+    write(f.path(), "text.txt", &[2u8; 2400]);
+    let output = run::partita(f.path(), &["train", "m.pta", "--out", "run", "--resume", "--steps", "5"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("W0009"), "{said}");
+}
