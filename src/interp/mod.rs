@@ -168,9 +168,17 @@ impl Machine<'_> {
         if own == wanted { self.get(from) } else { Rc::new(permute(self.graph, &self.get(from), own, wanted)) }
     }
 
-    /// As `round`, but for `exact`.
-    fn store(&self, dtype: DType, x: f64) -> f64 {
-        if self.env.exact && dtype.is_float() { x } else { round(dtype, x) }
+    /// Rounds to the type, unless floats are held exactly.
+    fn store(&self, dtype: DType, mut data: Vec<f64>) -> Vec<f64> {
+        if dtype == DType::F64 || (self.env.exact && dtype.is_float()) {
+            return data;
+        }
+        let mut i = 0;
+        while i < data.len() {
+            data[i] = round(dtype, data[i]);
+            i += 1;
+        }
+        data
     }
 
     fn block(&mut self, block: BlockId) -> Result<(), InterpError> {
@@ -197,7 +205,7 @@ impl Machine<'_> {
         let args: Vec<Shared> = op.args.iter().map(|a| self.get(*a)).collect();
         let out = self.graph.value(op.results[0]);
         let data = self.evaluate(op, &args, out).map_err(|message| InterpError { message, span: None, op: None })?;
-        let data = data.into_iter().map(|x| self.store(out.dtype, x)).collect();
+        let data = self.store(out.dtype, data);
         Ok(vec![Rc::new(Tensor { dtype: out.dtype, shape: sizes(self.graph, &out.dims), data })])
     }
 

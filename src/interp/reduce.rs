@@ -48,8 +48,10 @@ pub fn reduce(g: &Graph, kind: ReduceKind, dims: &[DimId], x: Operand<'_>, out: 
             result.push(best as f64);
         } else {
             let mut acc = identity(kind, out.dtype);
-            for j in &inner {
-                acc = combine(kind, out.dtype, acc, x.data[at[0] + j]);
+            let mut j = 0;
+            while j < inner.len() {
+                acc = combine(kind, out.dtype, acc, x.data[at[0] + inner[j]]);
+                j += 1;
             }
             result.push(acc);
         }

@@ -30,25 +30,68 @@ pub fn strides(graph: &Graph, dims: &[DimId], loops: &[DimId]) -> Vec<usize> {
 /// Calls `f` at every point of the box `shape` in row-major order, with the offsets of arrays of the given strides and
 /// with the index.
 pub fn walk(shape: &[usize], strides: &[Vec<usize>], mut f: impl FnMut(&[usize], &[usize])) {
-    let rank = shape.len();
-    let count: usize = shape.iter().product();
-    let mut index = vec![0usize; rank];
+    let arrays = strides.len();
+    let mut here = vec![0usize; arrays];
+    rows(shape, strides, |row| {
+        let last = row.index.len().wrapping_sub(1);
+        here.copy_from_slice(row.at);
+        let mut i = 0;
+        while i < row.count {
+            f(&here, row.index);
+            i += 1;
+            if last < row.index.len() {
+                row.index[last] = i;
+            }
+            let mut k = 0;
+            while k < arrays {
+                here[k] += row.steps[k];
+                k += 1;
+            }
+        }
+    });
+}
+
+/// A line along the last dim of a box.
+pub struct Row<'a> {
+    /// Offsets of its first point.
+    pub at: &'a [usize],
+    /// What each offset grows by from point to point.
+    pub steps: &'a [usize],
+    pub count: usize,
+    /// The index of its first point.
+    pub index: &'a mut [usize],
+}
+
+/// Calls `f` for every line of the box along its last dim, in row-major order. Loops count by hand: debug builds, in which
+/// the interpreter mostly runs, do not inline iterators.
+pub fn rows(shape: &[usize], strides: &[Vec<usize>], mut f: impl FnMut(Row<'_>)) {
+    let mut index = vec![0usize; shape.len()];
     let mut at = vec![0usize; strides.len()];
-    for _ in 0..count {
-        f(&at, &index);
-        let mut d = rank;
+    let Some((&count, outer)) = shape.split_last() else {
+        let steps = vec![0; strides.len()];
+        return f(Row { at: &at, steps: &steps, count: 1, index: &mut index });
+    };
+    let steps: Vec<usize> = strides.iter().map(|s| s[outer.len()]).collect();
+    let total: usize = outer.iter().product();
+    for _ in 0..total {
+        index[outer.len()] = 0;
+        f(Row { at: &at, steps: &steps, count, index: &mut index });
+        let mut d = outer.len();
         while d > 0 {
             d -= 1;
             index[d] += 1;
-            if index[d] < shape[d] {
-                for (a, s) in at.iter_mut().zip(strides) {
-                    *a += s[d];
+            let mut k = 0;
+            if index[d] < outer[d] {
+                while k < at.len() {
+                    at[k] += strides[k][d];
+                    k += 1;
                 }
                 break;
             }
             index[d] = 0;
-            for (a, s) in at.iter_mut().zip(strides) {
-                *a -= s[d] * (shape[d] - 1);
+            while k < at.len() {
+                at[k] -= strides[k][d] * (outer[d] - 1);
+                k += 1;
             }
         }
     }
@@ -57,7 +100,13 @@ pub fn walk(shape: &[usize], strides: &[Vec<usize>], mut f: impl FnMut(&[usize],
 /// The offsets that a walk over `loops` visits in an array over `dims`, in order.
 pub fn offsets(graph: &Graph, dims: &[DimId], loops: &[DimId]) -> Vec<usize> {
     let mut out = Vec::with_capacity(graph.elements(loops));
-    walk(&sizes(graph, loops), &[strides(graph, dims, loops)], |at, _| out.push(at[0]));
+    rows(&sizes(graph, loops), &[strides(graph, dims, loops)], |row| {
+        let mut i = 0;
+        while i < row.count {
+            out.push(row.at[0] + i * row.steps[0]);
+            i += 1;
+        }
+    });
     out
 }
 
@@ -75,11 +124,17 @@ pub fn elementwise(
     let strides: Vec<Vec<usize>> = operands.iter().map(|o| strides(graph, o.dims, out)).collect();
     let mut result = Vec::with_capacity(graph.elements(out));
     let mut x = vec![0.0; operands.len()];
-    walk(&sizes(graph, out), &strides, |at, _| {
-        for i in 0..x.len() {
-            x[i] = operands[i].data[at[i]];
+    rows(&sizes(graph, out), &strides, |row| {
+        let mut i = 0;
+        while i < row.count {
+            let mut k = 0;
+            while k < operands.len() {
+                x[k] = operands[k].data[row.at[k] + i * row.steps[k]];
+                k += 1;
+            }
+            result.push(f(&x));
+            i += 1;
         }
-        result.push(f(&x));
     });
     result
 }

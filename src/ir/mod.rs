@@ -308,6 +308,8 @@ pub enum Op {
         dim: DimId,
     },
     // ---- along one dim
+    /// Running combinations. A running argmax keeps what it met first (`reverse`: the highest index); where nothing precedes
+    /// (the first element of an exclusive one) it is -1.
     Scan {
         kind: ScanKind,
         dim: DimId,
@@ -319,7 +321,7 @@ pub enum Op {
         dim: DimId,
         reverse: bool,
     },
-    /// I32: the indices that sort x along `dim`, ascending, stable.
+    /// I32: the indices that sort x along `dim`, ascending, stable. Here, in `TopK` and in argmax, NaN is larger than every number.
     ArgSort {
         dim: DimId,
     },
@@ -329,7 +331,7 @@ pub enum Op {
         k: DimId,
     },
     /// index (I32): its place in the queue of its expert, in row-major order over `packed` (I32), -1 at or beyond `limit`. One set of queues per
-    /// combination of index's other dims.
+    /// combination of index's other dims. A negative index is in no queue: -1.
     PackPlace {
         packed: Vec<DimId>,
         limit: usize,
@@ -357,8 +359,8 @@ pub enum Op {
         reverse: bool,
         carries: u32,
     },
-    /// cache (with dim `dim`), x (with dim `part` instead), I32 scalar start: cache with x written at start ... Only in
-    /// sampling programs.
+    /// cache (with dim `dim`), x (with dim `part` instead), I32 scalar start: cache with x written at start ... Out of
+    /// range: a run-time error. Only in sampling programs.
     WriteAt {
         dim: DimId,
         part: DimId,
