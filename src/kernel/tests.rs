@@ -114,3 +114,131 @@ fn softmax_is_one_kernel() {
     assert_eq!(launches(&module.program.routines[0]), 1);
     assert_eq!(module.kernels[0].body.len(), 3);
 }
+
+/// Lowers a graph of one routine.
+fn lower_one(graph: &ir::Graph, look: impl FnOnce(&Module<'_>, &program::Routine)) {
+    let texts = SourceMap::default();
+    let mut module = Module::new(&texts);
+    module.add("test", graph, &Options::default());
+    look(&module, &module.program.routines[0]);
+}
+
+fn input(b: &mut ir::Builder, name: &str, dims: &[ir::DimId]) -> ir::ValueId {
+    let input = ir::Input { name: name.into(), dtype: DType::F32, dims: dims.to_vec(), span: None };
+    let id = b.add_input(input);
+    b.input(id)
+}
+
+fn param(b: &mut ir::Builder, path: &str, dims: &[ir::DimId]) -> (ir::ParamId, ir::ValueId) {
+    let param = ir::Param { path: path.into(), dtype: DType::F32, dims: dims.to_vec(), map: None, span: None };
+    let id = b.add_param(param);
+    (id, b.param(id))
+}
+
+#[test]
+fn a_normalisation_with_residual_and_scale_is_one_kernel() {
+    let mut b = ir::Builder::default();
+    let (rows, n) = (b.add_dim("rows", 64, false), b.add_dim("n", 32, false));
+    let (x, y) = (input(&mut b, "x", &[rows, n]), input(&mut b, "y", &[rows, n]));
+    let (_, scale) = param(&mut b, "scale", &[n]);
+    let h = b.add(x, y);
+    let sum = b.sum(&[n], h);
+    let mean = b.map_scalar(MapOp::Div, sum, 32.0);
+    let centred = b.sub(h, mean);
+    let square = b.map(MapOp::Square, &[centred]);
+    let var = b.sum(&[n], square);
+    let var = b.map_scalar(MapOp::Add, var, 1e-5);
+    let inverse = b.map(MapOp::Rsqrt, &[var]);
+    let normal = b.mul(centred, inverse);
+    let out = b.mul(normal, scale);
+    b.output(Kind::Value, "h", h);
+    b.output(Kind::Value, "out", out);
+    lower_one(&b.finish(), |module, routine| {
+        assert_eq!(launches(routine), 1, "{}", print::print(module));
+        assert_eq!(routine.steps.len(), 1);
+    });
+}
+
+#[test]
+fn an_optimizer_writes_into_its_slots_by_one_kernel() {
+    let mut b = ir::Builder::default();
+    let (rows, n) = (b.add_dim("rows", 64, false), b.add_dim("n", 32, false));
+    let g = input(&mut b, "g", &[rows, n]);
+    let (p, old) = param(&mut b, "w", &[rows, n]);
+    let state = |b: &mut ir::Builder, path: &str| {
+        let kind = ir::StateKind::Optimizer;
+        let dims = vec![rows, n];
+        let id = b.add_state(ir::State { path: path.into(), dtype: DType::F32, dims, kind, span: None });
+        (id, b.state(id))
+    };
+    let (m_id, m) = state(&mut b, "m");
+    let (v_id, v) = state(&mut b, "v");
+    b.phase = ir::Phase::Update;
+    let m = b.map_scalar(MapOp::Mul, m, 0.9);
+    let m = b.add(m, g);
+    let square = b.map(MapOp::Square, &[g]);
+    let v = b.map_scalar(MapOp::Mul, v, 0.99);
+    let v = b.add(v, square);
+    let root = b.map(MapOp::Sqrt, &[v]);
+    let change = b.div(m, root);
+    let new = b.sub(old, change);
+    // The old parameter is read once more; the update waits for it.
+    let squares = b.map(MapOp::Square, &[old]);
+    let norm = b.sum(&[rows], squares);
+    b.output(Kind::Value, "norm", norm);
+    b.output(Kind::Param(p), "w", new);
+    b.output(Kind::State(m_id), "m", m);
+    b.output(Kind::State(v_id), "v", v);
+    lower_one(&b.finish(), |module, routine| {
+        let shown = print::print(module);
+        assert_eq!(routine.steps.len(), 2, "{shown}");
+        let Action::Launch(last) = &routine.steps[1].action else { panic!("{shown}") };
+        let written: Vec<program::Place> =
+            last.args.iter().filter(|a| a.access.writes()).map(|a| routine.buffer(a.buffer).place).collect();
+        let slots = [program::Place::State(0), program::Place::State(1), program::Place::Param(0)];
+        assert!(slots.iter().all(|s| written.contains(s)), "{shown}");
+    });
+}
+
+#[test]
+fn heads_are_stored_so_that_the_projection_is_one_product() {
+    let mut b = ir::Builder::default();
+    let dims: Vec<ir::DimId> = [("batch", 2), ("seq", 16), ("key", 16), ("heads", 4), ("head_dim", 8), ("embed", 32)]
+        .iter()
+        .map(|(name, n)| b.add_dim(name, *n, false))
+        .collect();
+    let [batch, seq, key, heads, head_dim, embed] = dims[..] else { unreachable!("six dims") };
+    let prob = input(&mut b, "prob", &[batch, heads, seq, key]);
+    let value = input(&mut b, "value", &[batch, key, heads, head_dim]);
+    let (_, wo) = param(&mut b, "wo", &[heads, head_dim, embed]);
+    let mixed = b.dot(&[key], prob, value, DType::F32);
+    let out = b.dot(&[heads, head_dim], mixed, wo, DType::F32);
+    b.output(Kind::Value, "out", out);
+    lower_one(&b.finish(), |module, routine| {
+        let shown = print::print(module);
+        assert_eq!(routine.steps.len(), 2, "{shown}");
+        let Action::Gemm(projection) = &routine.steps[1].action else { panic!("{shown}") };
+        assert_eq!((projection.m, projection.n, projection.k), (32, 32, 32), "{shown}");
+        assert!(projection.batch.is_empty() && projection.sums.is_empty(), "{shown}");
+    });
+}
+
+#[test]
+fn equal_layers_share_their_kernels() {
+    let mut b = ir::Builder::default();
+    let (rows, n) = (b.add_dim("rows", 64, false), b.add_dim("n", 32, false));
+    let out = b.add_dim("out", 32, false);
+    let mut h = input(&mut b, "x", &[rows, n]);
+    for i in 0..4 {
+        let (_, w) = param(&mut b, &format!("w{i}"), &[n, out]);
+        let y = b.dot(&[n], h, w, DType::F32);
+        let y = b.map(MapOp::Tanh, &[y]);
+        let y = b.rename(out, n, y);
+        h = b.add(y, h);
+    }
+    b.output(Kind::Value, "h", h);
+    lower_one(&b.finish(), |module, routine| {
+        assert_eq!(launches(routine), 4);
+        assert_eq!(module.kernels.len(), 1, "{}", print::print(module));
+    });
+}
