@@ -7,11 +7,12 @@
 //! pieces; numbers of parameters are the same in every mode, so that a map made in one serves all.
 //! For users: [`map`] makes the map of one model by name, [`WeightsMap::own`] the one of Partita's own names (what a `load`
 //! without `with` reads), [`transfer::import`] and [`transfer::export`] apply it.
-//! Reading order: this file (types), `items.rs` (items, loops, paths), `value.rs` (expressions), `pieces.rs` (the algebra),
+//! Reading order: this file (types), `items.rs` (items, loops, prefixes), `names.rs` (paths, names of the file), `value.rs` (expressions), `pieces.rs` (the algebra),
 //! `cover.rs` (each element once), `transfer.rs` (copies).
 
 mod cover;
 mod items;
+mod names;
 mod pieces;
 #[cfg(test)]
 mod tests;

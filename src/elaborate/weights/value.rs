@@ -1,6 +1,7 @@
 //! Value expressions of weights items: parameters that are rearranged, and nothing else.
 
-use super::items::{Found, Walk};
+use super::items::Walk;
+use super::names::Found;
 use super::pieces::{Axis, MAX_PARTS, Value};
 use crate::diag::Diagnostic;
 use crate::elaborate::Elab;
