@@ -95,12 +95,12 @@ impl<'f> Ops<'f> {
     fn widen_half(&mut self, dtype: DType, bits: Value) -> Value {
         if dtype == DType::BF16 {
             let bits = self.shift_left(bits, 16);
-            return self.from_bits(bits);
+            return self.of_bits(bits);
         }
         // The exponent is rebased by a multiplication, which also makes denormal numbers normal.
         let magnitude = self.and_bits(bits, 0x7FFF);
         let shifted = self.shift_left(magnitude, 13);
-        let number = self.from_bits(shifted);
+        let number = self.of_bits(shifted);
         let rebase = self.f32(number, 2f32.powi(112));
         let number = self.fmul(number, rebase);
         let number = self.bits(number);
@@ -112,7 +112,7 @@ impl<'f> Ops<'f> {
         let sign = self.and_bits(bits, 0x8000);
         let sign = self.shift_left(sign, 16);
         let number = self.b.ins().bor(number, sign);
-        self.from_bits(number)
+        self.of_bits(number)
     }
 
     /// An F32 rounded (half to even) to the bits of a 16-bit float.
@@ -131,7 +131,7 @@ impl<'f> Ops<'f> {
         }
         let magnitude = self.and_bits(bits, 0x7FFF_FFFF);
         // Below the least normal number an addition of 1/2 leaves the rounded result in the low bits (F. Giesen).
-        let tiny = self.from_bits(magnitude);
+        let tiny = self.of_bits(magnitude);
         let half = self.f32(x, 0.5);
         let tiny = self.fadd(tiny, half);
         let tiny = self.bits(tiny);

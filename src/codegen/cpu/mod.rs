@@ -28,8 +28,12 @@ use cranelift_codegen::isa::{self, OwnedTargetIsa};
 use cranelift_codegen::settings::{self, Configurable};
 use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
 use std::collections::HashMap;
-use std::sync::Mutex;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// The code of one function, or why there is none.
+type CodeOrWhy = Result<Vec<u8>, String>;
 
 /// Every function begins at a multiple of so many bytes.
 const FUNCTION_ALIGN: usize = 64;
@@ -131,14 +135,14 @@ impl Target {
             })
             .collect();
         let next = AtomicUsize::new(0);
-        let results: Mutex<Vec<Option<Result<Vec<u8>, String>>>> = Mutex::new(vec![None; unique.len()]);
+        let results: Mutex<Vec<Option<CodeOrWhy>>> = Mutex::new(vec![None; unique.len()]);
+        let put = |n: usize, code| results.lock().unwrap_or_else(PoisonError::into_inner)[n] = Some(code);
         std::thread::scope(|scope| {
             let work = || {
-                loop {
-                    let n = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(kernel) = unique.get(n) else { break };
-                    let code = self.compile_one(kernel);
-                    results.lock().expect("no thread panics while it holds the results")[n] = Some(code);
+                while let (n, Some(kernel)) = next_of(&unique, &next) {
+                    // A gap in the code generator is an error of this kernel, not of the process.
+                    let code = catch_unwind(AssertUnwindSafe(|| self.compile_one(kernel)));
+                    put(n, code.unwrap_or_else(|_| Err(format!("the code generator failed on `{}`", kernel.name))));
                 }
             };
             for _ in 1..threads.min(unique.len()) {
@@ -148,7 +152,7 @@ impl Target {
         });
         let mut bytes = Vec::new();
         let mut starts = Vec::with_capacity(unique.len());
-        for code in results.into_inner().expect("no thread panics while it holds the results") {
+        for code in results.into_inner().unwrap_or_else(PoisonError::into_inner) {
             bytes.resize(bytes.len().next_multiple_of(FUNCTION_ALIGN), 0);
             starts.push(bytes.len() as u64);
             bytes.extend(code.expect("every kernel is compiled")?);
@@ -161,4 +165,10 @@ impl Target {
     pub fn clif(&self, kernel: &Kernel) -> String {
         self.function(kernel).display().to_string()
     }
+}
+
+/// The next of a list that several threads take from, with its number.
+fn next_of<'l, T>(list: &'l [T], next: &AtomicUsize) -> (usize, Option<&'l T>) {
+    let n = next.fetch_add(1, Ordering::Relaxed);
+    (n, list.get(n))
 }

@@ -128,11 +128,11 @@ impl<'f> Emitter<'f, '_> {
         };
         let next = self.ops.b.ins().iadd(at, done);
         self.ops.b.def_var(row, next);
-        if lanes == Lanes::Rows {
-            if let Some(counter) = counters[last] {
-                let zero = self.ops.i64(0);
-                self.ops.b.def_var(counter, zero);
-            }
+        if lanes == Lanes::Rows
+            && let Some(counter) = counters[last]
+        {
+            let zero = self.ops.i64(0);
+            self.ops.b.def_var(counter, zero);
         }
         self.count_up(&counters[..carry_from]);
         let more = self.ops.b.ins().icmp(IntCC::UnsignedLessThan, next, end);

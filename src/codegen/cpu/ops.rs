@@ -77,7 +77,7 @@ impl<'f> Ops<'f> {
         self.cast_bits(ty, x)
     }
 
-    pub fn from_bits(&mut self, x: Value) -> Value {
+    pub fn of_bits(&mut self, x: Value) -> Value {
         let ty = if self.is_vector(x) { F32X4 } else { F32 };
         self.cast_bits(ty, x)
     }

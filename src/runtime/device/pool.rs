@@ -122,7 +122,7 @@ impl Pool {
         shared.next.store(0, Ordering::Relaxed);
         shared.failed.store(false, Ordering::Relaxed);
         let epoch = (shared.state.load(Ordering::Relaxed) / EPOCH + 1) & (u32::MAX as u64);
-        shared.state.store(epoch * EPOCH | OPEN, Ordering::SeqCst);
+        shared.state.store((epoch * EPOCH) | OPEN, Ordering::SeqCst);
         if shared.sleepers.load(Ordering::SeqCst) > 0 {
             let _gate = lock(&shared.gate);
             shared.wake.notify_all();

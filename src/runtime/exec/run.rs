@@ -219,10 +219,7 @@ impl Executor {
         unsafe { std::slice::from_raw_parts(self.at(routine, buffer).cast(), n) }
     }
 
-    #[expect(
-        clippy::mut_from_ref,
-        reason = "buffers that a step writes are apart from all others, by the program's plan"
-    )]
+    /// The same to write to: buffers that a step writes are apart from all others, by the program's plan.
     fn elements_mut<'m, T>(&self, r: &Routine, routine: usize, buffer: BufferId) -> &'m mut [T] {
         let n = r.buffer(buffer).elements;
         // SAFETY: as above; nothing else refers to what a step writes.

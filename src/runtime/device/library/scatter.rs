@@ -15,6 +15,9 @@ pub struct Scatter {
     pub width: usize,
 }
 
+/// One more element of a sum or an extreme.
+type Combine<T> = fn(<T as Element>::Sum, <T as Element>::Sum) -> <T as Element>::Sum;
+
 /// Elements of a row that are combined at a time, in registers or at least in the nearest cache.
 const STRIP: usize = 128;
 /// Elements of `out` that a thread takes at once.
@@ -41,7 +44,7 @@ pub fn scatter<T: Element>(
     assert_eq!(x.len(), batch * m * width, "elements of x");
     assert_eq!(index.len(), batch * m, "indices");
     assert_eq!(out.len(), batch * targets * width, "elements of the result");
-    let (start, combine): (T::Sum, fn(T::Sum, T::Sum) -> T::Sum) = match kind {
+    let (start, combine): (T::Sum, Combine<T>) = match kind {
         ReduceKind::Sum => (T::zero(), T::add),
         ReduceKind::Max => (T::lowest(), T::larger),
         ReduceKind::Min => (T::highest(), T::smaller),
