@@ -43,7 +43,8 @@ const OWNERS: &[(&str, &[&str])] = &[
 
 /// Codes without a golden case under `tests/golden/ui`: those of layouts, which nothing produces before plans run on
 /// several ranks, and those of running programs, which tests of the command line cover.
-const NO_UI_CASE: &[&str] = &["E0503", "E0505", "E0508", "E0601", "E0602", "E0603", "E0604", "W0006", "W0008", "E0811", "E0901"];
+const NO_UI_CASE: &[&str] =
+    &["E0503", "E0505", "E0508", "E0601", "E0602", "E0603", "E0604", "W0006", "W0008", "E0811", "E0901"];
 
 const SOFT_LIMIT: usize = 900;
 

@@ -242,3 +242,43 @@ fn equal_layers_share_their_kernels() {
         assert_eq!(module.kernels.len(), 1, "{}", print::print(module));
     });
 }
+
+/// Shapes that are cut into rows, or reduced in two steps.
+#[test]
+fn large_arrays_lower_to_what_they_mean() {
+    for (i, sizes) in [[2, 3, 4096], [3, 40, 150], [1, 2, 1009]].into_iter().enumerate() {
+        for dtype in if i == 1 { &[DType::F64, DType::BF16][..] } else { &[DType::F64] } {
+            let dtype = *dtype;
+            let mut rng = graphs::Rng(i as u64);
+            let mut b = ir::Builder::default();
+            let dims: Vec<ir::DimId> =
+                sizes.iter().enumerate().map(|(k, n)| b.add_dim(&format!("d{k}"), *n, false)).collect();
+            let mut env = interp::Env::default();
+            let mut leaf = |b: &mut ir::Builder, env: &mut interp::Env, dims: &[ir::DimId]| {
+                let shape: Vec<usize> = dims.iter().map(|d| b.size(*d)).collect();
+                let data = (0..shape.iter().product()).map(|_| rng.below(9) as f64 / 8.0).collect();
+                env.inputs.push(interp::Tensor::new(dtype, shape, data));
+                let name = format!("x{}", env.inputs.len());
+                let id = b.add_input(ir::Input { name, dtype, dims: dims.to_vec(), span: None });
+                b.input(id)
+            };
+            let x = leaf(&mut b, &mut env, &dims);
+            let bias = leaf(&mut b, &mut env, &dims[2..]);
+            let y = b.add(x, bias);
+            b.output(Kind::Value, "y", y);
+            let turned: Vec<ir::DimId> = dims.iter().rev().copied().collect();
+            let other = leaf(&mut b, &mut env, &turned);
+            let both = b.mul(x, other);
+            b.output(Kind::Value, "both", both);
+            for kind in [ReduceKind::Max, ReduceKind::Sum, ReduceKind::ArgMax] {
+                for reduced in [&dims[..], &dims[1..], &dims[..2]] {
+                    // Sums of few different eighths are exact in every order.
+                    let r = b.reduce(kind, reduced, x);
+                    b.output(Kind::Value, "r", r);
+                }
+            }
+            let case = graphs::Case { graph: b.finish(), env, recipe: vec![] };
+            compare(i as u64, &case, &Options::default(), |_| {});
+        }
+    }
+}
