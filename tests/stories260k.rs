@@ -133,6 +133,26 @@ fn losses_of_given_texts_are_those_of_the_reference() {
 }
 
 #[test]
+fn each_token_of_given_texts_has_the_loss_of_the_reference() {
+    for (preset, key, each) in [("fixed", "fixed_ids", "fixed_nll_per_token"), ("real", "real_ids", "real_nll_per_token")] {
+        let text = ids(&facts()[key]);
+        let row = (text[..text.len() - 1].to_vec(), text[1..].to_vec());
+        let Some(s) = Setting::new(&[row], 1) else { return };
+        let arguments =
+            ["eval", "story.pta", "--item", "import", "--preset", preset, "--initial", "--output", "each=each.npy"];
+        run::succeeds(s.folder.path(), &arguments);
+        let file = std::fs::read(s.folder.path().join("each.npy")).expect("the output was written");
+        let start = 10 + usize::from(u16::from_le_bytes([file[8], file[9]]));
+        let ours = file[start..].chunks_exact(4).map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]])));
+        let theirs = numbers(&s.facts[each]);
+        assert_eq!(ours.len(), theirs.len());
+        for (ours, theirs) in ours.zip(theirs) {
+            assert!((ours - theirs).abs() < 1e-4 * theirs.abs().max(1.0), "{ours} is not {theirs}");
+        }
+    }
+}
+
+#[test]
 fn the_greedy_text_is_the_published_story() {
     let Some(s) = Setting::new(&training_rows(&facts()), 1) else { return };
     s.trace("import", 1, &["--out", "run"]);
