@@ -52,7 +52,10 @@ impl Lowerer<'_, '_> {
                         Op::Window { axes, .. } => self.stays_inside(axes),
                         _ => true,
                     };
-                    if inside {
+                    // What is the same everywhere is written out at once.
+                    let leaf = self.graph.def_op(op.args[0]).map(|o| &o.op);
+                    let made = matches!(leaf, Some(Op::Constant(Constant::Splat(_)) | Op::Iota(_)));
+                    if inside && !made {
                         self.need[op.args[0].index()] = true;
                     }
                 }
