@@ -1,0 +1,200 @@
+//! Commands that do not train.
+
+use crate::run::{partita, succeeds};
+use crate::{err, fails, out, tiny, write};
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+#[test]
+fn check_counts_parameters_and_states() {
+    let folder = tiny();
+    assert_eq!(succeeds(folder.path(), &["check", "tiny.pta"]), "Tiny: 6,400 parameters, 1 values of state\n");
+    let set = succeeds(folder.path(), &["check", "tiny.pta", "--set", "embed=1"]);
+    assert_eq!(set, "Tiny: 768 parameters, 1 values of state\n");
+    let json = succeeds(folder.path(), &["check", "tiny.pta", "--json"]);
+    let line: serde_json::Value = serde_json::from_str(json.trim()).expect("one object a line");
+    assert_eq!(line["parameters"], 6400);
+}
+
+#[test]
+fn check_fails_with_places_and_as_json() {
+    let folder = tiny();
+    write(folder.path(), "bad.pta", "dim a = 2\nmodel M(x: [a]) {\n    loss sum[b](x)\n    loss y\n}\n");
+    let text = fails(folder.path(), &["check", "bad.pta"], 1, "E0201");
+    assert!(text.contains("bad.pta:3:14") && text.contains("bad.pta:4:10"), "{text}");
+    assert!(text.ends_with("2 errors\n"), "{text}");
+    let output = partita(folder.path(), &["check", "bad.pta", "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let found: Vec<serde_json::Value> =
+        out(&output).lines().map(|l| serde_json::from_str(l).expect("an object")).collect();
+    assert_eq!(found.len(), 2);
+    assert_eq!((&found[0]["code"], &found[0]["primary"]["line"]), (&"E0201".into(), &3.into()));
+    fails(folder.path(), &["check", "missing.pta"], 1, "E0207");
+}
+
+#[test]
+fn colours_only_where_they_are_wanted() {
+    let folder = tiny();
+    write(folder.path(), "bad.pta", "model M() { loss y }\n");
+    assert!(!err(&partita(folder.path(), &["check", "bad.pta"])).contains('\x1b'));
+    assert!(err(&partita(folder.path(), &["check", "bad.pta", "--color", "always"])).contains('\x1b'));
+}
+
+#[test]
+fn a_wrong_command_line_has_an_exit_code_of_its_own() {
+    let folder = tiny();
+    for arguments in [
+        &["check"][..],
+        &["frobnicate"],
+        &["train", "tiny.pta", "--steps", "0"],
+        &["train", "tiny.pta", "--steps", "x"],
+        &["check", "tiny.pta", "--set", "nothing"],
+        &["train", "tiny.pta", "--precision", "f8"],
+        &["train", "tiny.pta", "--mesh", "dp"],
+        &["memory", "tiny.pta", "--limit", "5 horses"],
+    ] {
+        let output = partita(folder.path(), arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}\n{}", err(&output));
+    }
+    assert!(succeeds(folder.path(), &["--version"]).starts_with("partita "));
+    assert!(succeeds(folder.path(), &["train", "--help"]).contains("--resume"));
+}
+
+#[test]
+fn settings_that_do_not_exist_are_errors() {
+    let folder = tiny();
+    let text = fails(folder.path(), &["check", "tiny.pta", "--set", "embd=4"], 1, "E0201");
+    assert!(text.contains("did you mean `embed`?"), "{text}");
+    fails(folder.path(), &["check", "tiny.pta", "--preset", "big"], 1, "E0201");
+    fails(folder.path(), &["train", "tiny.pta", "--item", "Tony"], 1, "E0711");
+}
+
+#[test]
+fn plans_of_several_ranks_are_refused_with_a_cure() {
+    let folder = tiny();
+    let text = fails(folder.path(), &["train", "tiny.pta", "--plan", "many"], 1, "E0507");
+    assert!(text.contains("8 ranks") && text.contains("--mesh dp=1,tp=1"), "{text}");
+    fails(folder.path(), &["memory", "tiny.pta", "--mesh", "dp=2"], 1, "E0507");
+    let text = fails(folder.path(), &["memory", "tiny.pta", "--plan", "singel"], 1, "E0509");
+    assert!(text.contains("did you mean `single`?"), "{text}");
+    let text = fails(folder.path(), &["memory", "tiny.pta", "--plan", "many", "--mesh", "dq=1"], 1, "E0501");
+    assert!(text.contains("did you mean `dp`?"), "{text}");
+    // One rank is one device, and the plan's precision counts: twice the bytes.
+    let peak = |arguments: &[&str]| -> u64 {
+        let json = succeeds(folder.path(), &[&["memory", "tiny.pta", "--json"], arguments].concat());
+        let report: serde_json::Value = serde_json::from_str(&json).expect("a report");
+        report["ranks"][0]["by_category"]["parameters"].as_u64().expect("bytes")
+    };
+    let single = peak(&["--plan", "single"]);
+    assert_eq!(single, 2 * peak(&[]));
+    assert_eq!(single, 2 * peak(&["--plan", "single", "--precision", "f32"]));
+    assert_eq!(peak(&[]), peak(&["--plan", "many", "--mesh", "dp=1,tp=1"]));
+}
+
+#[test]
+fn memory_sums_up_and_fails_over_a_limit() {
+    let folder = tiny();
+    let json = succeeds(folder.path(), &["memory", "tiny.pta", "--json"]);
+    let report: serde_json::Value = serde_json::from_str(&json).expect("a report");
+    let rank = &report["ranks"][0];
+    let peak = rank["peak_bytes"].as_u64().expect("bytes");
+    let categories: u64 =
+        rank["by_category"].as_object().expect("an object").values().map(|v| v.as_u64().expect("bytes")).sum();
+    let sources: u64 =
+        rank["by_source"].as_array().expect("a list").iter().map(|e| e["bytes"].as_u64().expect("bytes")).sum();
+    assert_eq!((categories, sources), (peak, peak));
+    assert_eq!(
+        rank["by_category"]["optimizer_state"].as_u64(),
+        rank["by_category"]["parameters"].as_u64().map(|n| 2 * n)
+    );
+    let text = fails(folder.path(), &["memory", "tiny.pta", "--limit", "1KiB"], 1, "E0604");
+    assert!(text.contains("tiny.pta:") || text.contains("<std>/"), "{text}");
+    succeeds(folder.path(), &["memory", "tiny.pta", "--limit", "1GiB"]);
+    assert!(succeeds(folder.path(), &["memory", "tiny.pta"]).starts_with("peak "));
+}
+
+#[test]
+fn forms_of_a_program_are_stable() {
+    let folder = tiny();
+    for stage in ["ast", "check", "graph", "backward", "kernel", "clif"] {
+        let arguments = ["ir", "tiny.pta", "--stage", stage];
+        let first = succeeds(folder.path(), &arguments);
+        assert!(first.lines().count() > 10, "{stage}:\n{first}");
+        assert_eq!(first, succeeds(folder.path(), &arguments), "{stage}");
+    }
+    let summary = succeeds(folder.path(), &["ir", "tiny.pta", "--stage", "check"]);
+    for line in [
+        "input tokens: int[batch, seq]",
+        "param wte.table: f32[vocab -> embed] = normal(std)",
+        "state seen: f32 = 0",
+        "plan many",
+    ] {
+        assert!(summary.contains(line), "{line}\n{summary}");
+    }
+    fails(folder.path(), &["ir", "tiny.pta", "--model", "Tony"], 1, "E0711");
+}
+
+#[test]
+fn dumps_hold_what_every_pass_left() {
+    let folder = tiny();
+    succeeds(folder.path(), &["memory", "tiny.pta", "--dump", "passes"]);
+    let names: Vec<String> = std::fs::read_dir(folder.path().join("passes"))
+        .expect("the folder was made")
+        .map(|e| e.expect("an entry").file_name().to_string_lossy().into_owned())
+        .collect();
+    assert!(names.iter().any(|n| n.ends_with("-train-pruned.txt")), "{names:?}");
+    write(folder.path(), "file", "");
+    fails(folder.path(), &["memory", "tiny.pta", "--dump", "file/x"], 1, "E0813");
+}
+
+#[test]
+fn explain_shows_a_page_or_says_what_codes_look_like() {
+    let folder = tiny();
+    assert!(succeeds(folder.path(), &["explain", "e0301"]).starts_with("# E0301"));
+    fails(folder.path(), &["explain", "E03"], 1, "E0902");
+}
+
+#[test]
+fn fmt_formats_in_place_and_checks() {
+    let folder = tiny();
+    write(folder.path(), "a.pta", "dim a=2\n");
+    let output = partita(folder.path(), &["fmt", "--check", "a.pta"]);
+    assert_eq!((output.status.code(), out(&output)), (Some(1), "a.pta\n".to_string()));
+    assert_eq!(succeeds(folder.path(), &["fmt", "a.pta"]), "a.pta\n");
+    assert_eq!(std::fs::read_to_string(folder.path().join("a.pta")).expect("it is there"), "dim a = 2\n");
+    assert_eq!(succeeds(folder.path(), &["fmt", "--check", "a.pta", "tiny.pta"]), "");
+    write(folder.path(), "bad.pta", "dim = \n");
+    let text = fails(folder.path(), &["fmt", "bad.pta"], 1, "E0101");
+    assert!(text.contains("bad.pta:1"), "{text}");
+    fails(folder.path(), &["fmt", "missing.pta"], 1, "E0207");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_partita"))
+        .args(["fmt", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    child.stdin.take().expect("a pipe").write_all(b"dim  b =  3").expect("it reads");
+    assert_eq!(out(&child.wait_with_output().expect("it ends")), "dim b = 3\n");
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let folder = tiny();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_partita"))
+        .args(["ir", "tiny.pta", "--stage", "backward"])
+        .current_dir(folder.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!((output.status.code(), err(&output)), (Some(0), String::new()));
+}
+
+#[test]
+fn doctor_and_completions() {
+    let folder = tiny();
+    assert!(succeeds(folder.path(), &["doctor"]).contains("processors"));
+    assert!(succeeds(folder.path(), &["completions", "bash"]).contains("partita"));
+}

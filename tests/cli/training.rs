@@ -1,0 +1,188 @@
+//! Training: the same numbers whatever the interruptions and threads, and what happens when it goes wrong.
+
+use crate::run::{metric, partita, succeeds};
+use crate::{err, fails, out, tiny, write};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// All tensors' bytes of a run's newest checkpoint, by file.
+fn state(run: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut steps: Vec<_> = std::fs::read_dir(run)
+        .expect("the run's folder")
+        .map(|e| e.expect("an entry").path())
+        .filter(|p| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with("step-")))
+        .collect();
+    steps.sort();
+    let newest = steps.pop().expect("a checkpoint");
+    std::fs::read_dir(newest)
+        .expect("the checkpoint's folder")
+        .map(|e| e.expect("an entry").path())
+        .filter(|p| p.extension().is_some_and(|e| e == "safetensors"))
+        .map(|p| (p.file_name().expect("a name").to_string_lossy().into_owned(), std::fs::read(&p).expect("bytes")))
+        .collect()
+}
+
+#[test]
+fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
+    let folder = tiny();
+    let at = folder.path();
+    succeeds(at, &["train", "tiny.pta", "--out", "whole", "--metrics", "whole.jsonl"]);
+    succeeds(at, &["train", "tiny.pta", "--out", "parts", "--metrics", "parts.jsonl", "--steps", "5"]);
+    let text = succeeds(at, &["train", "tiny.pta", "--out", "parts", "--metrics", "parts.jsonl", "--resume"]);
+    assert!(text.contains("step 10 of 10"), "{text}");
+    let whole = state(&at.join("whole"));
+    assert_eq!(whole.keys().collect::<Vec<_>>(), ["average.safetensors", "model.safetensors", "optimizer.safetensors"]);
+    assert!(whole == state(&at.join("parts")), "weights differ after resuming");
+    for key in ["loss", "grad_norm"] {
+        let all = metric(&at.join("whole.jsonl"), key);
+        assert_eq!(all.len(), 10);
+        assert_eq!(all, metric(&at.join("parts.jsonl"), key), "{key}");
+    }
+    let valid = metric(&at.join("whole.jsonl"), "valid_loss");
+    assert_eq!(valid.len(), 3, "at steps 4, 8 and at the end");
+    assert!(valid[2] < valid[0], "{valid:?}");
+    // Another seed is another run; the checkpoint's cannot be changed.
+    fails(at, &["train", "tiny.pta", "--out", "parts", "--resume", "--steps", "12", "--seed", "9"], 1, "E0902");
+    let text = succeeds(at, &["train", "tiny.pta", "--out", "parts", "--resume"]);
+    assert!(text.contains("nothing to do"), "{text}");
+}
+
+#[test]
+fn threads_change_nothing() {
+    let folder = tiny();
+    let at = folder.path();
+    succeeds(at, &["train", "tiny.pta", "--out", "one", "--threads", "1"]);
+    succeeds(at, &["train", "tiny.pta", "--out", "three", "--threads", "3"]);
+    assert!(state(&at.join("one")) == state(&at.join("three")));
+}
+
+#[test]
+fn the_interpreter_agrees() {
+    let folder = tiny();
+    let at = folder.path();
+    let arguments = ["train", "tiny.pta", "--precision", "f64", "--steps", "4"];
+    succeeds(at, &[&arguments[..], &["--out", "a", "--metrics", "a.jsonl"]].concat());
+    succeeds(at, &[&arguments[..], &["--out", "b", "--metrics", "b.jsonl", "--engine", "interp"]].concat());
+    for key in ["loss", "grad_norm", "valid_loss"] {
+        let (a, b) = (metric(&at.join("a.jsonl"), key), metric(&at.join("b.jsonl"), key));
+        assert!(!a.is_empty() && a.len() == b.len());
+        for (x, y) in a.iter().zip(&b) {
+            assert!((x / y - 1.0).abs() < 1e-9, "{key}: {x} and {y}");
+        }
+    }
+}
+
+#[test]
+fn a_signal_saves_and_the_run_can_go_on() {
+    let folder = tiny();
+    let at = folder.path();
+    let child = Command::new(env!("CARGO_BIN_EXE_partita"))
+        .args(["train", "tiny.pta", "--steps", "100000000", "--out", "run", "--metrics", "m.jsonl"])
+        .current_dir(at)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    let begin = Instant::now();
+    let lines = || std::fs::read_to_string(at.join("m.jsonl")).map_or(0, |t| t.lines().count());
+    while lines() < 1 {
+        assert!(begin.elapsed() < Duration::from_secs(120), "training did not begin");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let killed = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().expect("`kill` is there");
+    assert!(killed.success());
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(143), "{}{}", out(&output), err(&output));
+    assert!(out(&output).contains("--resume"), "{}", out(&output));
+    let done = metric(&at.join("m.jsonl"), "step").last().copied().expect("a step") as u64;
+    let more = (done + 2).to_string();
+    let text = succeeds(at, &["train", "tiny.pta", "--out", "run", "--resume", "--steps", &more]);
+    assert!(text.contains(&format!("step {more} of {more}")), "{text}");
+}
+
+#[test]
+fn a_loss_that_is_not_finite_stops_and_its_line_is_found() {
+    let folder = tiny();
+    let at = folder.path();
+    let text = std::fs::read_to_string(at.join("tiny.pta")).expect("the model");
+    let bad = text.replace("loss mean[batch, seq](each)", "loss mean[batch, seq](log(each - each))");
+    assert_ne!(bad, text);
+    write(at, "bad.pta", &bad);
+    let text = fails(at, &["train", "bad.pta", "--out", "run"], 1, "E0810");
+    assert!(text.contains("--debug-nan"), "{text}");
+    let text = fails(at, &["train", "bad.pta", "--out", "run", "--debug-nan"], 1, "E0810");
+    assert!(text.contains("bad.pta:28:") && text.contains("`log` gave -inf"), "{text}");
+}
+
+#[test]
+fn an_index_out_of_range_names_its_line() {
+    let folder = tiny();
+    let at = folder.path();
+    let text = std::fs::read_to_string(at.join("tiny.pta")).expect("the model");
+    let bad = text.replace("wte(tokens)", "wte(tokens * 3)");
+    assert_ne!(bad, text);
+    write(at, "bad.pta", &bad);
+    let text = fails(at, &["train", "bad.pta", "--out", "run"], 1, "E0809");
+    assert!(text.contains("nn.pta:"), "{text}");
+}
+
+#[test]
+fn a_dry_run_compiles_and_leaves_nothing() {
+    let folder = tiny();
+    let text = succeeds(folder.path(), &["train", "tiny.pta", "--dry-run", "--timings"]);
+    assert!(text.contains("10 steps, not run"), "{text}");
+    assert!(!folder.path().join("runs").exists());
+}
+
+#[test]
+fn runs_have_a_default_place_and_event_files() {
+    let folder = tiny();
+    let at = folder.path();
+    succeeds(at, &["train", "tiny.pta", "--steps", "2"]);
+    let run = at.join("runs/Tiny");
+    assert!(run.join("step-00000002/index.json").is_file());
+    let events =
+        |e: std::io::Result<std::fs::DirEntry>| e.expect("an entry").file_name().to_string_lossy().contains("tfevents");
+    assert!(std::fs::read_dir(&run).expect("the run").any(events));
+    let evaluated = succeeds(at, &["eval", "tiny.pta"]);
+    assert!(evaluated.starts_with("step 2: loss "), "{evaluated}");
+    assert_eq!(
+        succeeds(at, &["sample", "tiny.pta", "--prompt", "line", "--length", "5", "--temperature", "0"])
+            .trim_end()
+            .len(),
+        9
+    );
+    // A second run keeps the first one's checkpoints aside.
+    let output = partita(at, &["train", "tiny.pta", "--steps", "1"]);
+    assert!(err(&output).contains("before-1"), "{}", err(&output));
+}
+
+#[test]
+fn evaluation_reads_averages_and_writes_outputs() {
+    let folder = tiny();
+    let at = folder.path();
+    succeeds(at, &["train", "tiny.pta", "--metrics", "m.jsonl"]);
+    let evaluate = |arguments: &[&str]| -> serde_json::Value {
+        let json = succeeds(at, &[&["eval", "--json"], arguments].concat());
+        serde_json::from_str(&json).expect("an object")
+    };
+    let valid = metric(&at.join("m.jsonl"), "valid_loss");
+    assert_eq!(evaluate(&["tiny.pta"])["loss"].as_f64(), valid.last().copied());
+    let found = evaluate(&["tiny.pta", "--output", "each=each.npy"]);
+    // The loss is the mean of the output that was written.
+    let bytes = std::fs::read(at.join("each.npy")).expect("the array");
+    let header = 10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
+    let values: Vec<f64> =
+        bytes[header..].chunks_exact(4).map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect();
+    assert_eq!(values.len() as u64, found["batches"].as_u64().expect("a number") * 32);
+    let mean = values.iter().sum::<f64>() / values.len() as f64;
+    assert!((mean / found["loss"].as_f64().expect("a number") - 1.0).abs() < 1e-5);
+    // Weights are not their averages: evaluating the weights themselves gives another loss.
+    let text = std::fs::read_to_string(at.join("tiny.pta")).expect("the model");
+    write(at, "plain.pta", text.replace("    average ema(decay = 0.9)\n", ""));
+    let plain = evaluate(&["plain.pta"])["loss"].as_f64().expect("a number");
+    assert!((plain / valid[2] - 1.0).abs() > 1e-4, "{plain} and {valid:?}");
+    fails(at, &["eval", "tiny.pta", "--output", "eech=x.npy"], 1, "E0201");
+}
