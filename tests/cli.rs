@@ -4,8 +4,6 @@
 mod commands;
 #[path = "cli/data.rs"]
 mod data;
-#[path = "cli/examples.rs"]
-mod examples;
 #[path = "cli/programs.rs"]
 mod programs;
 #[path = "common/run.rs"]
