@@ -41,6 +41,8 @@ pub enum Command {
     Memory(MemoryArgs),
     /// Write one executable that trains, evaluates and samples by itself
     Build(BuildArgs),
+    /// Write the weights of a checkpoint to a safetensors file
+    Export(ExportArgs),
     /// Format programs
     Fmt(FmtArgs),
     /// Show a program in one of its intermediate forms
@@ -186,6 +188,27 @@ pub struct MemoryArgs {
     /// Fail if the program needs more, such as 24GiB
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub limit: Option<u64>,
+}
+
+#[derive(Args, Debug)]
+pub struct ExportArgs {
+    #[command(flatten)]
+    pub compile: CompileArgs,
+    /// The run or checkpoint [default: runs/NAME]
+    #[arg(long, value_name = "DIR")]
+    pub checkpoint: Option<PathBuf>,
+    /// The `weights` item whose names and order of axes to use; without it, Partita's own
+    #[arg(long = "with", value_name = "NAME")]
+    pub map: Option<String>,
+    /// The file to write
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// The type to write: f64, f32, bf16 or f16; without it, that of the parameters
+    #[arg(long, value_name = "TYPE", value_parser = precision)]
+    pub dtype: Option<DType>,
+    /// The weights themselves, even where the train item keeps averages
+    #[arg(long)]
+    pub raw: bool,
 }
 
 #[derive(Args, Debug)]

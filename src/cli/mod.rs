@@ -11,6 +11,7 @@ mod check;
 mod doctor;
 mod eval;
 mod explain;
+mod export;
 mod fmt;
 mod ir;
 mod memory;
@@ -60,6 +61,7 @@ fn dispatch(cli: Cli, out: &mut Output) -> Code {
         Command::Eval(a) => eval::run(&a, threads, out),
         Command::Memory(a) => memory::run(&a, threads, out),
         Command::Build(a) => build::run(&a, threads, out),
+        Command::Export(a) => export::run(&a, threads, out),
         Command::Fmt(a) => fmt::run(&a, out),
         Command::Ir(a) => ir::run(&a, threads, out),
         Command::Explain { code } => explain::run(&code, out),

@@ -12,6 +12,7 @@ mod data;
 pub mod doctor;
 pub mod engine;
 pub mod evaluate;
+pub mod export;
 pub mod findings;
 pub mod format;
 pub mod inspect;

@@ -159,7 +159,7 @@ fn wanted_outputs(eval: &Graph, options: &Options) -> Result<(), Diagnostic> {
 }
 
 /// The train item to use: by name, else the only one, else the first that is named like its model.
-fn train_item<'a>(options: &Options, c: &'a Checked) -> Result<&'a Train, Diagnostic> {
+pub fn train_item<'a>(options: &Options, c: &'a Checked) -> Result<&'a Train, Diagnostic> {
     let items = c.program.main_items(|i| match i {
         ItemKind::Train(t) => Some(t),
         _ => None,

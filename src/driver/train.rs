@@ -211,15 +211,13 @@ impl<'r> Run<'r> {
         let first = self.step;
         while self.step < self.recipe.steps && !stop.requested() {
             let start = Instant::now();
-            let figures = match &mut self.data {
-                Some(data) => {
-                    let batch = data.next_batch()?.ok_or_else(|| RuntimeError::internal("the data ended early"))?;
-                    let figures = engine.run(Routine::Train, self.seed, self.step, &batch);
-                    data.recycle(batch);
-                    figures?
-                }
-                None => engine.run(Routine::Train, self.seed, self.step, &empty)?,
-            };
+            let next = self.data.as_mut().map_or(Ok(None), Prefetcher::next_batch);
+            // Steps that are done are kept, although the data fails now.
+            let batch = next.inspect_err(|_| self.keep(engine, tell))?;
+            let figures = engine.run(Routine::Train, self.seed, self.step, batch.as_ref().unwrap_or(&empty))?;
+            if let (Some(data), Some(batch)) = (&self.data, batch) {
+                data.recycle(batch);
+            }
             self.step += 1;
             self.speed.step(start.elapsed().as_secs_f64());
             let loss = total(&figures);
@@ -239,9 +237,7 @@ impl<'r> Run<'r> {
         if !interrupted && self.valid.last().is_none_or(|v| v.0 != self.step) && self.step > first {
             self.validate(true, engine, stop, tell)?;
         }
-        if self.snapshot != Some(self.step) {
-            self.save(engine, tell);
-        }
+        self.keep(engine, tell);
         if self.skipped > 0 {
             tell(Event::Note(format!("{} steps were skipped, since f16 gradients overflowed", self.skipped)));
         }
@@ -303,6 +299,13 @@ impl<'r> Run<'r> {
         figures.retain(|f| f.0 != "skipped");
         tell(Event::Step(Progress { step: self.step, steps, loss, rate, left, logged, figures }));
         Ok(())
+    }
+
+    /// Saves before the run ends, unless this step is saved already.
+    fn keep(&mut self, engine: &dyn Engine, tell: Tell) {
+        if self.snapshot != Some(self.step) && self.step > 0 {
+            self.save(engine, tell);
+        }
     }
 
     fn save(&mut self, engine: &dyn Engine, tell: Tell) {

@@ -186,3 +186,25 @@ fn evaluation_reads_averages_and_writes_outputs() {
     assert!((plain / valid[2] - 1.0).abs() > 1e-4, "{plain} and {valid:?}");
     fails(at, &["eval", "tiny.pta", "--output", "eech=x.npy"], 1, "E0201");
 }
+
+#[test]
+fn exported_weights_are_loaded_again() {
+    let folder = tiny();
+    let at = folder.path();
+    let text = std::fs::read_to_string(at.join("tiny.pta")).expect("the model");
+    let map = "\nweights plain of Tiny {\n    \"table\": [embed, vocab] = wte.table\n    \"w\": [vocab, embed] = head.weight\n    \"b\": [vocab] = head.shift\n    \"n\": [] = seen\n}\n";
+    write(at, "tiny.pta", text.clone() + map);
+    succeeds(at, &["train", "tiny.pta", "--steps", "3"]);
+    let evaluated = succeeds(at, &["eval", "tiny.pta", "--json"]);
+    assert_eq!(succeeds(at, &["export", "tiny.pta", "--with", "plain", "-o", "w.safetensors"]), "w.safetensors\n");
+    succeeds(at, &["export", "tiny.pta", "-o", "own.safetensors"]);
+    for load in ["load \"w.safetensors\" with plain", "load \"own.safetensors\""] {
+        let loading = text.replace("    steps 10", &format!("    {load}\n    steps 10"));
+        write(at, "loading.pta", loading + map);
+        let again = succeeds(at, &["eval", "loading.pta", "--initial", "--json"]);
+        let loss = |json: &str| serde_json::from_str::<serde_json::Value>(json).expect("an object")["loss"].clone();
+        assert_eq!(loss(&again), loss(&evaluated), "{load}");
+    }
+    fails(at, &["export", "tiny.pta", "--with", "plane", "-o", "x.safetensors"], 1, "E0201");
+    fails(at, &["export", "tiny.pta", "--set", "embed=3", "-o", "x.safetensors"], 1, "E0807");
+}
