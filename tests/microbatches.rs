@@ -11,23 +11,34 @@ use partita::interp::{self, Env, Tensor};
 use partita::ir::{DimId, Graph, OutputKind, prune, verify};
 use partita::kernel::Options;
 use partita::runtime::exec::ExecOptions;
-use partita::source::Disk;
+use partita::source::{Disk, Memory};
 use partita::stage::accumulate;
 use partita::syntax::ast::ItemKind;
 use partita::types::DType;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// The text of a golden model with so many slices of its batch.
+fn in_slices(text: &str, slices: usize) -> String {
+    let with = format!("    samples batch in {slices} slices\n    steps 20");
+    assert!(text.contains("    steps 20"));
+    text.replace("    steps 20", &with)
+}
+
 /// The train step of a golden model, its sample dim, and initial values with a batch of data.
-fn step(model: &str, precision: DType) -> (Graph, DimId, Env) {
-    let path = format!("tests/golden_models/{model}.pta");
-    let request = Request { path: path.into(), presets: vec!["tiny".into()], sets: vec![] };
-    let checked = check::load(&request, &Disk);
+fn step(model: &str, slices: usize, precision: DType) -> (Graph, DimId, Env) {
+    let text = std::fs::read_to_string(format!("tests/golden_models/{model}.pta")).unwrap();
+    let world = Memory(BTreeMap::from([("model.pta".into(), in_slices(&text, slices))]));
+    let request = Request { path: "model.pta".into(), presets: vec!["tiny".into()], sets: vec![] };
+    let checked = check::load(&request, &world);
     let trains = checked.program.main_items(|k| match k {
         ItemKind::Train(t) => Some(t),
         _ => None,
     });
     let mut e = Elab::new(&checked.program, checked.settings.clone(), Mode::TRAIN, precision);
-    let facts = e.train(trains[0], &|b, losses, params| autodiff::gradients_of_params(b, losses, params));
+    let facts = e.train(trains[0], &partita::stage::slices, &|b, losses, params| {
+        autodiff::gradients_of_params(b, losses, params)
+    });
     assert!(!e.failed(), "{}", partita::diag::render::text(&e.sink, &checked.sources, false));
     let (mut graph, init) = (e.b.finish(), e.init.finish());
     graph.outputs.retain(|o| o.kind != OutputKind::Value);
@@ -59,8 +70,8 @@ fn near(name: &str, want: &Tensor, found: &Tensor, tolerance: f64) {
     }
 }
 
-fn compare(model: &str, precision: DType, tolerance: f64) {
-    let (whole, sample, env) = step(model, precision);
+fn compare(model: &str, slices: usize, precision: DType, tolerance: f64) {
+    let (whole, sample, env) = step(model, slices, precision);
     let want = interp::run(&prune::prune(&whole), &env).unwrap();
     for parts in [2, 4] {
         let cut = accumulate(&whole, sample, parts).unwrap_or_else(|e| panic!("{e:?}"));
@@ -79,22 +90,28 @@ fn compare(model: &str, precision: DType, tolerance: f64) {
 
 #[test]
 fn gpt_in_f64() {
-    compare("gpt", DType::F64, 1e-10);
+    compare("gpt", 1, DType::F64, 1e-10);
 }
 
 #[test]
 fn gpt_in_f32() {
-    compare("gpt", DType::F32, 1e-4);
+    compare("gpt", 1, DType::F32, 1e-4);
 }
 
 #[test]
 fn llama_in_f64() {
-    compare("llama", DType::F64, 1e-10);
+    compare("llama", 1, DType::F64, 1e-10);
+}
+
+/// The balance of experts and their queues are those of slices, of which each microbatch has some.
+#[test]
+fn moe_in_slices() {
+    compare("moe", 4, DType::F64, 1e-10);
 }
 
 #[test]
 fn a_balance_loss_over_the_batch_is_refused() {
-    let (whole, sample, _) = step("moe", DType::F32);
+    let (whole, sample, _) = step("moe", 1, DType::F32);
     let d = accumulate(&whole, sample, 2).unwrap_err();
     assert_eq!(d.code, "E0601");
     assert!(d.primary.is_some(), "{d:?}");
@@ -102,18 +119,18 @@ fn a_balance_loss_over_the_batch_is_refused() {
 
 #[test]
 fn activations_of_one_microbatch_are_alive() {
-    let (whole, sample, _) = step("gpt", DType::F32);
+    let (whole, sample, _) = step("gpt", 1, DType::F32);
     let arena = |g: &Graph| backend::compile(g, &Options::default()).routines[0].arena;
     let (one, four) = (arena(&prune::prune(&whole)), arena(&accumulate(&whole, sample, 4).unwrap()));
     assert!(four < one, "{four} bytes in four microbatches, {one} in one");
 }
 
 /// A golden model with a plan of two microbatches, through the passes of the driver.
-fn with_plan(model: &str) -> Result<Graph, Vec<partita::diag::Diagnostic>> {
+fn with_plan(model: &str, slices: usize) -> Result<Graph, Vec<partita::diag::Diagnostic>> {
     let folder = tempfile::tempdir().unwrap();
     let text = std::fs::read_to_string(format!("tests/golden_models/{model}.pta")).unwrap();
     let path = folder.path().join("model.pta");
-    std::fs::write(&path, format!("{text}\nplan micro {{\n    microbatches 2\n}}\n")).unwrap();
+    std::fs::write(&path, format!("{}\nplan micro {{\n    microbatches 2\n}}\n", in_slices(&text, slices))).unwrap();
     let mut options = partita::driver::Options::of(path);
     options.plan = Some("micro".into());
     match partita::driver::pipeline::graphs(&options, &Disk) {
@@ -124,9 +141,10 @@ fn with_plan(model: &str) -> Result<Graph, Vec<partita::diag::Diagnostic>> {
 
 #[test]
 fn a_plan_asks_for_microbatches() {
-    let graph = with_plan("gpt").unwrap();
+    let graph = with_plan("gpt", 1).unwrap();
     assert!(graph.dims.iter().any(|d| d.name == "microbatches" && d.size == 2));
-    let found = with_plan("moe").expect_err("the balance loss is a statistic of the batch");
+    assert!(with_plan("moe", 2).is_ok());
+    let found = with_plan("moe", 1).expect_err("the balance loss is a statistic of the batch");
     assert_eq!(found[0].code, "E0601");
     assert!(found[0].primary.is_some() && !found[0].secondary.is_empty(), "{found:?}");
 }

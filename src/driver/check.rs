@@ -79,7 +79,7 @@ pub fn check(request: &Request, world: &dyn World) -> Checked {
     if !found.has_errors() && !c.sink.has_errors() {
         for item in c.program.main_items(train_item) {
             let mut e = Elab::new(&c.program, c.settings.clone(), Mode::TRAIN, DType::F32);
-            let facts = e.train(item, &without_gradients);
+            let facts = e.train(item, &crate::stage::slices, &without_gradients);
             if !e.failed() {
                 super::pipeline::loads(&c, &e, &facts, item, Path::new(""), &mut found);
             }

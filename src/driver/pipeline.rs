@@ -52,7 +52,7 @@ pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
 
     // Gradients and updates come with elaboration: an optimizer is code over gradients.
     let mut train = Elab::new(&c.program, c.settings.clone(), Mode::TRAIN, single.precision);
-    let facts = p.run("elaborate train", || train.train(item, &autodiff::gradients_of_params));
+    let facts = p.run("elaborate train", || train.train(item, &stage::slices, &autodiff::gradients_of_params));
     take(&mut found, &mut train.sink, &c.sources)?;
     p.graph("train", &train.b.graph, &c.sources)?;
     p.graph("init", &train.init.graph, &c.sources)?;

@@ -6,7 +6,7 @@
 //! *is* an instantiated one. Definitions that nothing uses are walked once with open dims (`unused.rs`).
 //! Invariants: the graph passes `ir::verify`; after an error the value is [`Val::Error`], which silences what follows;
 //! nothing here recurses deeper than the nesting limit of the syntax times the number of nested definitions.
-//! Reading order: `value.rs`, `frame.rs`, `expr.rs`, `stmt.rs`, `call.rs`, `builtin/`, `model.rs`, `train.rs`.
+//! Reading order: `value.rs`, `frame.rs`, `expr.rs`, `stmt.rs`, `call.rs`, `builtin/`, `model.rs`, `train.rs`, `slices.rs`.
 
 pub mod builtin;
 pub mod call;
@@ -23,6 +23,7 @@ pub mod ordinals;
 pub mod plan;
 pub mod sample;
 pub mod settings;
+pub mod slices;
 pub mod stmt;
 pub mod train;
 pub mod value;

@@ -6,6 +6,7 @@ use super::call::GivenArg;
 use super::feed::{Feed, Valid};
 use super::frame::{Body, Frame, Local};
 use super::instance::{Instance, InstanceId};
+use super::slices::Slices;
 use super::value::{Bound, DimSet, StaticVal, Val};
 use super::{Elab, ReadKey};
 use crate::check::select::glob;
@@ -26,7 +27,8 @@ pub type Differentiate<'f> = &'f dyn Fn(&mut Builder, &[ValueId], &[ParamId]) ->
 pub struct TrainFacts {
     pub name: String,
     pub sample_dim: Option<DimId>,
-    pub slices: usize,
+    /// Of the batch, where the item asks for more than one.
+    pub slices: Option<(usize, Span)>,
     pub data: Option<Feed>,
     pub valid: Option<Valid>,
     pub steps: Option<u64>,
@@ -67,7 +69,7 @@ struct Owner<'a> {
 
 impl<'a> Elab<'a> {
     /// Walks the model of a train item and adds gradients and updates.
-    pub fn train(&mut self, item: &'a ast::Train, differentiate: Differentiate<'_>) -> TrainFacts {
+    pub fn train(&mut self, item: &'a ast::Train, slices: Slices<'_>, differentiate: Differentiate<'_>) -> TrainFacts {
         let mut facts = self.train_facts(item);
         let Some(at) = self.model_of(&item.model) else { return facts };
         self.fed = facts.data.as_ref().map(Feed::names);
@@ -77,6 +79,12 @@ impl<'a> Elab<'a> {
         }
         facts.sample_dim = self.sample_dim(item);
         self.check_feeds(&facts, item);
+        if let (Some((count, span)), Some(dim)) = (facts.slices, facts.sample_dim) {
+            self.in_slices(at, dim, count, span, slices);
+        }
+        if self.failed() {
+            return facts;
+        }
         let mut frame = self.open_frame(crate::resolve::MAIN, Body::File, &facts.name);
         frame.float = self.single();
         // Optimizer arithmetic is f32 (f64) whatever the working precision.
@@ -134,11 +142,8 @@ impl<'a> Elab<'a> {
     }
 
     fn train_facts(&mut self, item: &'a ast::Train) -> TrainFacts {
-        let mut facts = TrainFacts {
-            name: item.name.as_ref().unwrap_or(&item.model).text.clone(),
-            slices: 1,
-            ..TrainFacts::default()
-        };
+        let mut facts =
+            TrainFacts { name: item.name.as_ref().unwrap_or(&item.model).text.clone(), ..TrainFacts::default() };
         let mut seen: Vec<(&str, Span)> = Vec::new();
         let frame = self.open_frame(crate::resolve::MAIN, Body::File, &facts.name);
         self.within(frame, |e| {
@@ -176,7 +181,8 @@ impl<'a> Elab<'a> {
                         }
                     }
                     TrainKind::Samples { slices, .. } => {
-                        facts.slices = slices.as_ref().map_or(Some(1), |s| e.positive(s)).unwrap_or(1) as usize;
+                        let count = slices.as_ref().and_then(|s| Some((e.positive(s)? as usize, s.span)));
+                        facts.slices = count.filter(|(n, _)| *n > 1);
                     }
                     TrainKind::Steps(x) => facts.steps = e.positive(x),
                     TrainKind::Seed(x) => {

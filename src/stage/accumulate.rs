@@ -143,12 +143,13 @@ impl<'a> Facts<'a> {
             (None, None) => d,
         };
         Box::new(d.help(
-            "leave out `microbatches`, or write `samples NAME in N slices` in the train item and compute per slice",
+            "leave out `microbatches`, or write `samples NAME in N slices` in the train item, with a multiple of the microbatches: \
+             then statistics are per slice",
         ))
     }
 }
 
-fn reads_params(g: &Graph, op: &Operation) -> bool {
+pub(super) fn reads_params(g: &Graph, op: &Operation) -> bool {
     match op.op {
         Op::Param(_) => true,
         Op::Loop { body, .. } => g.block(body).ops.iter().any(|id| reads_params(g, g.op(*id))),

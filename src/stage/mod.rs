@@ -1,10 +1,13 @@
-//! Cuts a step's work over the batch. So far: gradient accumulation over microbatches on one device.
+//! Cuts a step's work over the batch: statistics by slices, and gradient accumulation over microbatches on one device.
 //!
-//! In: a whole training step as one graph (forward, backward, update). Out: a graph that computes the same outputs with at most a
-//! microbatch's activations alive. Reading order: `samplewise.rs` (what each value is to the batch), `accumulate.rs`
-//! (which loop computes what; emission).
+//! `accumulate` takes a whole training step as one graph (forward, backward, update) and gives a graph that computes the same outputs
+//! with at most a microbatch's activations alive. `slices` takes a model before gradients are taken, and changes what it means: see
+//! its door. Reading order: `samplewise.rs` (what each value is to the batch), `accumulate.rs` (which loop computes what;
+//! emission), `slices/`.
 
 pub mod accumulate;
 mod samplewise;
+pub mod slices;
 
 pub use accumulate::accumulate;
+pub use slices::slices;

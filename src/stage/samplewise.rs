@@ -98,7 +98,8 @@ impl Classifier<'_> {
             None => d,
         };
         Box::new(d.help(format!(
-            "leave out `microbatches`, or write `samples {name} in N slices` in the train item and compute per slice"
+            "leave out `microbatches`, or write `samples {name} in N slices` in the train item, with a multiple of the \
+             microbatches: then statistics are per slice"
         )))
     }
 
@@ -137,97 +138,16 @@ impl Classifier<'_> {
         Ok(())
     }
 
-    /// The class of the result of an operation with operands or a result of samples.
     fn samplewise(&self, op: &Operation) -> Result<Class, String> {
-        let y = op.results[0];
-        let mut found: Vec<DimId> = Vec::new();
-        for v in op.args.iter().chain(&op.results) {
-            let own = self.samples.among(self.dims(*v));
-            if own.len() > 1 {
-                return Err("samples are paired with each other".into());
-            }
-            found.extend(own.into_iter().filter(|d| !found.contains(d)).collect::<Vec<_>>());
-        }
-        let sample = |d: &DimId| self.samples.contains(*d);
-        let kept = Class::Region(self.samples.among(self.dims(y)).first().copied());
-        if let Op::Reshape { groups } = &op.op {
-            for (from, to) in groups {
-                let aligned = match (from.as_slice(), to.as_slice()) {
-                    ([f, rest @ ..], [t, more @ ..]) if sample(f) => {
-                        sample(t) && !rest.iter().any(sample) && !more.iter().any(sample)
-                    }
-                    _ => !from.iter().chain(to).any(sample),
-                };
-                if !aligned {
-                    return Err("a split or merge tears samples apart".into());
-                }
-            }
-            return Ok(kept);
-        }
-        if found.len() > 1 {
-            return Err("samples are paired with each other".into());
-        }
-        let whole = |along: &[DimId], what: &str| -> Result<Class, String> {
-            if along.iter().any(sample) { Err(format!("{what} goes along the samples")) } else { Ok(kept) }
-        };
-        match &op.op {
-            Op::Map(_) | Op::Broadcast { .. } | Op::StopGradient => Ok(kept),
-            Op::Param(_) | Op::State(_) | Op::Input(_) | Op::Constant(_) | Op::Random { .. } | Op::Iota(_) => Ok(kept),
-            Op::Reduce { kind, dims } if dims.iter().any(sample) => match kind {
-                ReduceKind::ArgMax | ReduceKind::ArgMin => Err(format!("{} goes along the samples", kind.name())),
-                _ => Ok(Class::Total(Combine::Reduce(*kind))),
-            },
-            Op::Reduce { .. } => Ok(kept),
-            Op::Dot { contract } if contract.iter().any(sample) => Ok(SUM),
-            Op::Dot { .. } => Ok(kept),
-            Op::Window { axes, .. } | Op::Fold { axes } => {
-                let all: Vec<DimId> =
-                    axes.iter().flat_map(|a| std::iter::once(a.input).chain(a.terms.iter().map(|t| t.0))).collect();
-                whole(&all, "a slice, shift or window")
-            }
-            Op::Gather { dims, .. } => whole(dims, "a gather"),
-            Op::Scatter { targets, .. } if targets.iter().any(sample) => whole(targets, "a scatter"),
-            Op::Scatter { kind, removed, .. } if removed.iter().any(sample) => Ok(Class::Total(Combine::Reduce(*kind))),
-            Op::Scatter { .. } => Ok(kept),
-            Op::Concat { parts, to } => whole(&[parts.as_slice(), &[*to]].concat(), "a concatenation"),
-            Op::Stack { dim } => whole(&[*dim], "a stack"),
-            Op::Scan { dim, .. } | Op::LinearScan { dim, .. } => whole(&[*dim], "a scan"),
-            Op::ArgSort { dim } => whole(&[*dim], "a sort"),
-            Op::TopK { dim, k } => whole(&[*dim, *k], "a choice of the largest"),
-            Op::PackPlace { packed, .. } => whole(packed, "a queue"),
-            Op::Draw { dim, dims, .. } => whole(&[&[*dim], dims.as_slice()].concat(), "a draw"),
-            Op::WriteAt { dim, part } => whole(&[*dim, *part], "a write"),
-            Op::Step | Op::Position => Ok(kept),
-            Op::Reshape { .. } | Op::Loop { .. } => Err("a reshape or loop is no plain operation".into()),
-        }
+        samplewise(self.g, self.samples, op)
     }
 
     /// Whether an operation with partial sums among its operands is linear in them, with other operands that are the same
     /// for all samples.
     fn linear(&self, op: &Operation) -> bool {
-        let total = |i: usize| self.class(op.args[i]) == SUM;
-        let outside = |i: usize| self.class(op.args[i]) == Class::Outside;
-        let zero = |i: usize| self.zero(op.args[i]);
-        let first = || total(0) && (1..op.args.len()).all(outside);
-        match &op.op {
-            Op::Map(MapOp::Neg) => true,
-            Op::Map(MapOp::Cast(t)) => t.is_float(),
-            Op::Map(MapOp::Add | MapOp::Sub) => (total(0) || zero(0)) && (total(1) || zero(1)),
-            Op::Map(MapOp::Mul) | Op::Dot { .. } => (total(0) && outside(1)) || (outside(0) && total(1)),
-            Op::Map(MapOp::Div) => first(),
-            Op::Map(MapOp::Where) => outside(0) && (total(1) || zero(1)) && (total(2) || zero(2)),
-            Op::Broadcast { .. } | Op::Reshape { .. } | Op::Fold { .. } | Op::StopGradient => true,
-            Op::Reduce { kind, .. } => *kind == ReduceKind::Sum,
-            Op::Window { fill, .. } => *fill == 0.0 && first(),
-            Op::Gather { .. } => first(),
-            Op::Scatter { kind, .. } => *kind == ReduceKind::Sum && first(),
-            Op::Scan { kind, .. } => *kind == ScanKind::Sum,
-            Op::LinearScan { .. } => outside(0) && total(1),
-            Op::Concat { .. } | Op::Stack { .. } => (0..op.args.len()).all(|i| total(i) || zero(i)),
-            _ => false,
-        }
+        let class = |i: usize| self.class(op.args[i]);
+        linear(op, &|i| class(i) == SUM, &|i| class(i) == Class::Outside, &|i| self.zero(op.args[i]))
     }
-
     /// A constant zero.
     fn zero(&self, v: ValueId) -> bool {
         if self.may_sum.contains(&v) {
@@ -324,5 +244,100 @@ impl Classifier<'_> {
             }
         }
         false
+    }
+}
+
+/// The class of the result of an operation with operands or a result of samples; or what it does across samples.
+pub fn samplewise(g: &Graph, samples: &Samples, op: &Operation) -> Result<Class, String> {
+    let dims = |v: ValueId| g.value(v).dims.as_slice();
+    let y = op.results[0];
+    let mut found: Vec<DimId> = Vec::new();
+    for v in op.args.iter().chain(&op.results) {
+        let own = samples.among(dims(*v));
+        if own.len() > 1 {
+            return Err("samples are paired with each other".into());
+        }
+        found.extend(own.into_iter().filter(|d| !found.contains(d)).collect::<Vec<_>>());
+    }
+    let sample = |d: &DimId| samples.contains(*d);
+    let kept = Class::Region(samples.among(dims(y)).first().copied());
+    if let Op::Reshape { groups } = &op.op {
+        for (from, to) in groups {
+            let aligned = match (from.as_slice(), to.as_slice()) {
+                ([f, rest @ ..], [t, more @ ..]) if sample(f) => {
+                    sample(t) && !rest.iter().any(sample) && !more.iter().any(sample)
+                }
+                _ => !from.iter().chain(to).any(sample),
+            };
+            if !aligned {
+                return Err("a split or merge tears samples apart".into());
+            }
+        }
+        return Ok(kept);
+    }
+    if found.len() > 1 {
+        return Err("samples are paired with each other".into());
+    }
+    let whole = |along: &[DimId], what: &str| -> Result<Class, String> {
+        if along.iter().any(sample) { Err(format!("{what} goes along the samples")) } else { Ok(kept) }
+    };
+    match &op.op {
+        Op::Map(_) | Op::Broadcast { .. } | Op::StopGradient => Ok(kept),
+        Op::Param(_) | Op::State(_) | Op::Input(_) | Op::Constant(_) | Op::Random { .. } | Op::Iota(_) => Ok(kept),
+        Op::Reduce { kind, dims } if dims.iter().any(sample) => match kind {
+            ReduceKind::ArgMax | ReduceKind::ArgMin => Err(format!("{} goes along the samples", kind.name())),
+            _ => Ok(Class::Total(Combine::Reduce(*kind))),
+        },
+        Op::Reduce { .. } => Ok(kept),
+        Op::Dot { contract } if contract.iter().any(sample) => Ok(SUM),
+        Op::Dot { .. } => Ok(kept),
+        Op::Window { axes, .. } | Op::Fold { axes } => {
+            let all: Vec<DimId> =
+                axes.iter().flat_map(|a| std::iter::once(a.input).chain(a.terms.iter().map(|t| t.0))).collect();
+            whole(&all, "a slice, shift or window")
+        }
+        Op::Gather { dims, .. } => whole(dims, "a gather"),
+        Op::Scatter { targets, .. } if targets.iter().any(sample) => whole(targets, "a scatter"),
+        Op::Scatter { kind, removed, .. } if removed.iter().any(sample) => Ok(Class::Total(Combine::Reduce(*kind))),
+        Op::Scatter { .. } => Ok(kept),
+        Op::Concat { parts, to } => whole(&[parts.as_slice(), &[*to]].concat(), "a concatenation"),
+        Op::Stack { dim } => whole(&[*dim], "a stack"),
+        Op::Scan { dim, .. } | Op::LinearScan { dim, .. } => whole(&[*dim], "a scan"),
+        Op::ArgSort { dim } => whole(&[*dim], "a sort"),
+        Op::TopK { dim, k } => whole(&[*dim, *k], "a choice of the largest"),
+        Op::PackPlace { packed, .. } => whole(packed, "a queue"),
+        Op::Draw { dim, dims, .. } => whole(&[&[*dim], dims.as_slice()].concat(), "a draw"),
+        Op::WriteAt { dim, part } => whole(&[*dim, *part], "a write"),
+        Op::Step | Op::Position => Ok(kept),
+        Op::Reshape { .. } | Op::Loop { .. } => Err("a reshape or loop is no plain operation".into()),
+    }
+}
+
+/// Whether an operation is linear in the operands for which `part` holds: others are its coefficients, which must be
+/// allowed, or addends.
+pub fn linear(
+    op: &Operation,
+    part: &dyn Fn(usize) -> bool,
+    coefficient: &dyn Fn(usize) -> bool,
+    addend: &dyn Fn(usize) -> bool,
+) -> bool {
+    let term = |i: usize| part(i) || addend(i);
+    let first = || part(0) && (1..op.args.len()).all(coefficient);
+    match &op.op {
+        Op::Map(MapOp::Neg) => true,
+        Op::Map(MapOp::Cast(t)) => t.is_float(),
+        Op::Map(MapOp::Add | MapOp::Sub) => term(0) && term(1),
+        Op::Map(MapOp::Mul) | Op::Dot { .. } => (part(0) && coefficient(1)) || (coefficient(0) && part(1)),
+        Op::Map(MapOp::Div) => first(),
+        Op::Map(MapOp::Where) => coefficient(0) && term(1) && term(2),
+        Op::Broadcast { .. } | Op::Reshape { .. } | Op::Fold { .. } | Op::StopGradient => true,
+        Op::Reduce { kind, .. } => *kind == ReduceKind::Sum,
+        Op::Window { fill, .. } => *fill == 0.0 && first(),
+        Op::Gather { .. } => first(),
+        Op::Scatter { kind, .. } => *kind == ReduceKind::Sum && first(),
+        Op::Scan { kind, .. } => *kind == ScanKind::Sum,
+        Op::LinearScan { .. } => coefficient(0) && part(1),
+        Op::Concat { .. } | Op::Stack { .. } => (0..op.args.len()).all(term),
+        _ => false,
     }
 }

@@ -26,7 +26,7 @@ pub fn load(model: &str, preset: &str, precision: DType) -> (Graph, Env, serde_j
         })
         .remove(0);
     let mut e = Elab::new(&checked.program, checked.settings.clone(), Mode::TRAIN, precision);
-    e.train(train, &|b, losses, params| autodiff::gradients_of_params(b, losses, params));
+    e.train(train, &partita::stage::slices, &|b, losses, params| autodiff::gradients_of_params(b, losses, params));
     assert!(!e.failed(), "{}", partita::diag::render::text(&e.sink, &checked.sources, false));
     let (mut graph, init) = (e.b.finish(), e.init.finish());
     graph.outputs.retain(|o| o.kind != OutputKind::Value);
