@@ -209,7 +209,14 @@ fn recipe(facts: &SampleFacts, item: &Sample, g: &Graph, base: &std::path::Path)
             .filter(|s| s.kind == StateKind::Model)
             .map(|s| info(&s.path, s.dtype, &s.dims))
             .collect(),
-        inputs: g.inputs.iter().map(|i| info(&i.name, i.dtype, &i.dims)).collect(),
+        // Tables keep the inputs of the whole model; those that the sampler does not read need no value.
+        inputs: (g.ops.iter())
+            .filter_map(|o| match o.op {
+                ir::Op::Input(i) => Some(&g.inputs[i.index()]),
+                _ => None,
+            })
+            .map(|i| info(&i.name, i.dtype, &i.dims))
+            .collect(),
         fed: None,
         text: facts.text.as_ref().map(|(t, _)| match t {
             Text::Bytes => TextForm::Bytes,
