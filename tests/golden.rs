@@ -52,7 +52,7 @@ fn outcomes(case: &Case) -> Result<Vec<(String, String)>, String> {
     Ok(all)
 }
 
-fn compare(path: &PathBuf, case: &Case) -> Result<(), Failed> {
+fn compare(path: &Path, case: &Case) -> Result<(), Failed> {
     let outcome = outcomes(case)?;
     let mut wrong = String::new();
     for (stage, _) in &case.expected {

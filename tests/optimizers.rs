@@ -107,7 +107,7 @@ fn elementwise(lines: &str, mut rule: impl FnMut(usize, f64, f64, i32) -> f64) {
 fn sgd_with_momentum_decay_and_nesterov() {
     elementwise("optimizer sgd(lr = 0.1)", |_, w, g, _| w - 0.1 * g);
     for nesterov in [0.0, 1.0] {
-        let mut speed = vec![0.0; R * C];
+        let mut speed = [0.0; R * C];
         let lines = format!("optimizer sgd(lr = 0.1, momentum = 0.9, weight_decay = 0.01, nesterov = {nesterov:.1})");
         elementwise(&lines, |i, w, g, _| {
             let d = g + 0.01 * w;
@@ -115,7 +115,7 @@ fn sgd_with_momentum_decay_and_nesterov() {
             w - 0.1 * if nesterov == 1.0 { d + 0.9 * speed[i] } else { speed[i] }
         });
     }
-    let mut speed = vec![0.0; R * C];
+    let mut speed = [0.0; R * C];
     elementwise("optimizer momentum(lr = 0.1, beta = 0.8)", |i, w, g, _| {
         speed[i] = 0.8 * speed[i] + g;
         w - 0.1 * speed[i]
@@ -142,7 +142,7 @@ fn adam_and_adamw_correct_their_bias() {
 
 #[test]
 fn lion_goes_by_signs() {
-    let mut m = vec![0.0; R * C];
+    let mut m = [0.0; R * C];
     elementwise("optimizer lion(lr = 0.01, weight_decay = 0.1)", |i, w, g, _| {
         let u: f64 = 0.9 * m[i] + (1.0 - 0.9) * g;
         m[i] = 0.99 * m[i] + (1.0 - 0.99) * g;
@@ -161,11 +161,11 @@ fn adafactor_keeps_a_row_and_a_column() {
         let ours = run.step(&g);
         let decay = 1.0 - f64::from(step + 1).powf(-0.8);
         let g2 = |i: usize, j: usize| g[i * C + j] * g[i * C + j] + 1e-30;
-        for i in 0..R {
-            row[i] = decay * row[i] + (1.0 - decay) * (0..C).map(|j| g2(i, j)).sum::<f64>() / C as f64;
+        for (i, row) in row.iter_mut().enumerate() {
+            *row = decay * *row + (1.0 - decay) * (0..C).map(|j| g2(i, j)).sum::<f64>() / C as f64;
         }
-        for j in 0..C {
-            col[j] = decay * col[j] + (1.0 - decay) * (0..R).map(|i| g2(i, j)).sum::<f64>() / R as f64;
+        for (j, col) in col.iter_mut().enumerate() {
+            *col = decay * *col + (1.0 - decay) * (0..R).map(|i| g2(i, j)).sum::<f64>() / R as f64;
         }
         let mean = row.iter().sum::<f64>() / R as f64;
         let u: Vec<f64> = (0..R * C).map(|n| g[n] / (row[n / C] * col[n % C] / mean).sqrt()).collect();

@@ -38,15 +38,18 @@ fn ids(value: &Value) -> Vec<i32> {
     numbers(value).iter().map(|n| *n as i32).collect()
 }
 
+/// Tokens and targets of a sequence.
+type Row = (Vec<i32>, Vec<i32>);
+
 impl Setting {
-    fn new(rows: &[(Vec<i32>, Vec<i32>)], steps: usize) -> Option<Setting> {
+    fn new(rows: &[Row], steps: usize) -> Option<Setting> {
         let from = data()?;
         let folder = tempfile::tempdir().expect("a temporary folder");
         std::fs::copy(root().join("tests/models/stories260k.pta"), folder.path().join("story.pta")).expect("copied");
         convert(&from.join("stories260K.bin"), &folder.path().join("stories260k.safetensors"));
         std::fs::write(folder.path().join("tokenizer.json"), tokenizer(&from.join("tok512.bin"))).expect("written");
         let shape = [steps * rows.len(), rows[0].0.len()];
-        let repeat = |pick: fn(&(Vec<i32>, Vec<i32>)) -> &Vec<i32>| -> Vec<i32> {
+        let repeat = |pick: fn(&Row) -> &Vec<i32>| -> Vec<i32> {
             (0..steps).flat_map(|_| rows.iter().flat_map(|r| pick(r).clone())).collect()
         };
         write_npy(&folder.path().join("tokens.npy"), &repeat(|r| &r.0), &shape);
@@ -134,7 +137,9 @@ fn losses_of_given_texts_are_those_of_the_reference() {
 
 #[test]
 fn each_token_of_given_texts_has_the_loss_of_the_reference() {
-    for (preset, key, each) in [("fixed", "fixed_ids", "fixed_nll_per_token"), ("real", "real_ids", "real_nll_per_token")] {
+    for (preset, key, each) in
+        [("fixed", "fixed_ids", "fixed_nll_per_token"), ("real", "real_ids", "real_nll_per_token")]
+    {
         let text = ids(&facts()[key]);
         let row = (text[..text.len() - 1].to_vec(), text[1..].to_vec());
         let Some(s) = Setting::new(&[row], 1) else { return };

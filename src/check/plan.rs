@@ -84,11 +84,13 @@ impl Schedule {
     /// Why so many microbatches cannot run on so many ranks.
     pub fn refuses(&self, ranks: u64, microbatches: u64) -> Option<String> {
         match self {
-            Schedule::Interleaved(_) if microbatches % ranks != 0 => {
+            Schedule::Interleaved(_) if !microbatches.is_multiple_of(ranks) => {
                 Some(format!("`interleaved` needs a multiple of {ranks} microbatches, one round over the ranks each"))
             }
-            Schedule::DualPipe if ranks % 2 != 0 => Some("`dualpipe` needs an even number of ranks".to_string()),
-            Schedule::DualPipe if microbatches % 2 != 0 || microbatches < 2 * ranks => {
+            Schedule::DualPipe if !ranks.is_multiple_of(2) => {
+                Some("`dualpipe` needs an even number of ranks".to_string())
+            }
+            Schedule::DualPipe if !microbatches.is_multiple_of(2) || microbatches < 2 * ranks => {
                 Some(format!("`dualpipe` needs an even number of microbatches, at least {}", 2 * ranks))
             }
             Schedule::DualPipeV if microbatches < 2 * ranks => {

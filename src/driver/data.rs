@@ -114,10 +114,10 @@ fn bound(graph: &Graph, input: InputId) -> Option<Bound> {
                     carried.push((op.results[0], negative));
                 }
             }
-            Op::Map(MapOp::Max) if graph.value(op.results[0]).dtype == DType::I32 => {
-                if op.args.iter().any(|a| of(a).is_some()) {
-                    carried.push((op.results[0], true));
-                }
+            Op::Map(MapOp::Max)
+                if graph.value(op.results[0]).dtype == DType::I32 && op.args.iter().any(|a| of(a).is_some()) =>
+            {
+                carried.push((op.results[0], true));
             }
             Op::Gather { dims, mode } => {
                 for (dim, index) in dims.iter().zip(&op.args[1..]) {

@@ -615,7 +615,7 @@ impl<'a> Elab<'a> {
         };
         let Some(v) = v else { return };
         if !self.b.dims(v).is_empty() {
-            let shown = self.show_dims(&self.b.dims(v).to_vec());
+            let shown = self.show_dims(self.b.dims(v));
             let names: Vec<String> =
                 self.b.dims(v).iter().map(|d| super::dims::last(&self.dim_name(*d)).to_string()).collect();
             self.error(

@@ -414,14 +414,15 @@ impl<'a> Elab<'a> {
             losses.dedup();
             out.push(Owner { call, def, args, items, on: on.as_ref(), losses, span: line.span, params: vec![] });
         }
-        if out.is_empty() && !item.lines.iter().any(|l| matches!(l.kind, TrainKind::Optimizer { .. })) {
-            if frozen.len() < self.b.graph.params.len() {
-                self.error(
-                    Diagnostic::error("E0702", "the train item has no optimizer")
-                        .at(item.head, "nothing updates the parameters")
-                        .help("write `optimizer adamw(lr = 1e-3)`"),
-                );
-            }
+        if out.is_empty()
+            && !item.lines.iter().any(|l| matches!(l.kind, TrainKind::Optimizer { .. }))
+            && frozen.len() < self.b.graph.params.len()
+        {
+            self.error(
+                Diagnostic::error("E0702", "the train item has no optimizer")
+                    .at(item.head, "nothing updates the parameters")
+                    .help("write `optimizer adamw(lr = 1e-3)`"),
+            );
         }
         out
     }
@@ -563,7 +564,7 @@ impl<'a> Elab<'a> {
                     let v = self.as_tensor(&val, single)?;
                     let dims = self.b.dims(w).to_vec();
                     if self.b.dims(v).iter().any(|d| !dims.contains(d)) {
-                        let (a, b) = (self.show_dims(&self.b.dims(v).to_vec()), self.show_dims(&dims));
+                        let (a, b) = (self.show_dims(self.b.dims(v)), self.show_dims(&dims));
                         self.error(
                             Diagnostic::error("E0308", "a `gradient` statement keeps the gradient's dims")
                                 .at(e.span, format!("this has {a}"))

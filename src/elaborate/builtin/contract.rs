@@ -41,7 +41,7 @@ impl<'a> Elab<'a> {
                     .at(site.head, format!("summed over `{name}`"));
                 for a in &args.pos {
                     if let Val::Tensor(v) = &a.val {
-                        let shown = self.show_dims(&self.b.dims(*v).to_vec());
+                        let shown = self.show_dims(self.b.dims(*v));
                         e = e.and(a.span, format!("this has {shown}"));
                     }
                 }

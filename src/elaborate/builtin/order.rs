@@ -68,7 +68,7 @@ impl<'a> Elab<'a> {
         let union = self.b.union(&[g, x]);
         let whole = [g, x].iter().any(|v| self.b.dims(*v).len() == union.len());
         if !whole {
-            let (a, b) = (self.show_dims(&self.b.dims(g).to_vec()), self.show_dims(&self.b.dims(x).to_vec()));
+            let (a, b) = (self.show_dims(self.b.dims(g)), self.show_dims(self.b.dims(x)));
             self.error(
                 Diagnostic::error("E0301", "one operand of a recurrence has all its dims")
                     .at(site.span, "neither has")
@@ -220,7 +220,7 @@ impl<'a> Elab<'a> {
         }
         let whole = values.iter().zip(own).any(|(v, o)| others(self, *v, o).len() == union.len());
         if !whole {
-            let shown: Vec<String> = values.iter().map(|v| self.show_dims(&self.b.dims(*v).to_vec())).collect();
+            let shown: Vec<String> = values.iter().map(|v| self.show_dims(self.b.dims(*v))).collect();
             self.error(
                 Diagnostic::error("E0301", format!("one operand of `{}` has all the other dims", site.name))
                     .at(site.span, format!("they have {}", shown.join(" and ")))

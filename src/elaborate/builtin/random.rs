@@ -37,10 +37,7 @@ impl<'a> Elab<'a> {
         let mut vals: Vec<Option<Val>> = Vec::new();
         for (i, n) in names.iter().enumerate() {
             let e = args.pos.get(i).or_else(|| args.named.iter().find(|a| a.0.text == *n).map(|a| &a.1)).cloned();
-            vals.push(match e {
-                Some(e) => Some(self.close(e, None)),
-                None => None,
-            });
+            vals.push(e.map(|e| self.close(e, None)));
         }
         if vals.iter().flatten().any(Val::is_error) {
             return None;

@@ -55,7 +55,7 @@ impl<'a> Elab<'a> {
         }
         let extra: Vec<DimId> = self.b.dims(m).iter().copied().filter(|d| !self.b.dims(x).contains(d)).collect();
         if !extra.is_empty() {
-            let (shown, own) = (self.show_dims(&extra), self.show_dims(&self.b.dims(x).to_vec()));
+            let (shown, own) = (self.show_dims(&extra), self.show_dims(self.b.dims(x)));
             self.error(
                 Diagnostic::error("E0307", format!("the mask has {shown}, which the value lacks"))
                     .at(e.span, "this mask")

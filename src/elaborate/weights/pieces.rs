@@ -227,7 +227,7 @@ fn split_pair(place: Place, size: usize, delta: usize, out: &mut Vec<(usize, Pla
             major.digits.push(Digit { step: d.step / size, ..*d });
         } else if (d.size - 1) * d.step < size {
             minor.digits.push(*d);
-        } else if size % d.step == 0 && d.size % (size / d.step) == 0 {
+        } else if size.is_multiple_of(d.step) && d.size % (size / d.step) == 0 {
             let inner = size / d.step;
             major.digits.push(Digit { size: d.size / inner, step: 1, stride: d.stride * inner });
             minor.digits.push(Digit { size: inner, ..*d });
@@ -239,7 +239,7 @@ fn split_pair(place: Place, size: usize, delta: usize, out: &mut Vec<(usize, Pla
     let reach: usize = minor.start + minor.digits.iter().map(|d| (d.size - 1) * d.step).sum::<usize>();
     if reach >= size {
         let widest = (0..place.digits.len())
-            .filter(|k| place.digits[*k].size > 1 && place.digits[*k].step % size != 0)
+            .filter(|k| place.digits[*k].size > 1 && !place.digits[*k].step.is_multiple_of(size))
             .max_by_key(|k| place.digits[*k].step)?;
         return explode(&place, widest, size, delta, out);
     }
