@@ -155,7 +155,7 @@ impl Sampler {
             self.run(PRELUDE, number, 0)?;
         }
         let mut seen: Vec<u32> = prompt.to_vec();
-        let keep = fed.capacity.div_ceil(2).min(fed.capacity);
+        let keep = fed.capacity.div_ceil(2);
         let mut window = 0u64;
         // What the model's positions hold is seen[start..start + position].
         let mut start = seen.len().saturating_sub(if seen.len() > fed.capacity { keep } else { fed.capacity });

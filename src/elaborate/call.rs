@@ -316,11 +316,11 @@ impl<'a> Elab<'a> {
                 );
             }
         }
-        self.make_instance(bound, &name, site, false)
+        self.make_instance(bound, &name, site)
     }
 
     /// Makes (or finds, when a body is walked again) the instance `name` of the body's own instance.
-    pub fn make_instance(&mut self, bound: &Bound, name: &str, span: Span, named: bool) -> Option<InstanceId> {
+    pub fn make_instance(&mut self, bound: &Bound, name: &str, span: Span) -> Option<InstanceId> {
         let Some(parent) = self.frame().instance else {
             let f = self.frame();
             let (what, body) = (f.name.clone(), f.body);
@@ -357,19 +357,7 @@ impl<'a> Elab<'a> {
             return Some(id);
         }
         let path = self.instance(parent).join(&key);
-        self.instances.push(Instance {
-            path,
-            def: bound.def,
-            statics: bound.statics.clone(),
-            children: Default::default(),
-            params: Default::default(),
-            states: Default::default(),
-            dims: Default::default(),
-            updates: Default::default(),
-            span,
-            calls: 0,
-            named,
-        });
+        self.instances.push(Instance::new(path, bound.def, bound.statics.clone(), span));
         let id = InstanceId(self.instances.len() as u32 - 1);
         self.instance(parent).children.insert(key, id);
         Some(id)

@@ -315,10 +315,7 @@ impl Elab<'_> {
     /// The value as a tensor of its natural type.
     pub fn tensor(&mut self, e: &Ev) -> Option<ValueId> {
         let k = self.kind(e)?;
-        let t = match k {
-            Kind::Real | Kind::Whole if k == Kind::Real => self.single(),
-            _ => self.own_type(k),
-        };
+        let t = self.own_type(k);
         self.as_tensor(&e.val, t)
     }
 }

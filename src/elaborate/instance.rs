@@ -26,11 +26,25 @@ pub struct Instance {
     pub span: Span,
     /// How often it was called so far in this elaboration.
     pub calls: u32,
-    /// Where a path was made, for unused instances.
-    pub named: bool,
 }
 
 impl Instance {
+    /// An instance that nothing was found out of yet.
+    pub fn new(path: String, def: ItemRef, statics: Vec<(String, StaticVal)>, span: Span) -> Instance {
+        Instance {
+            path,
+            def,
+            statics,
+            children: IndexMap::new(),
+            params: IndexMap::new(),
+            states: IndexMap::new(),
+            dims: IndexMap::new(),
+            updates: IndexMap::new(),
+            span,
+            calls: 0,
+        }
+    }
+
     pub fn join(&self, name: &str) -> String {
         if self.path.is_empty() { name.to_string() } else { format!("{}.{name}", self.path) }
     }

@@ -4,33 +4,21 @@ use super::call::GivenArg;
 use super::frame::Body;
 use super::instance::{Instance, InstanceId};
 use super::value::{Bound, DimSet, StaticVal, Val};
-use super::{Elab, Mode, ReadKey, Settings};
+use super::{Elab, ReadKey};
 use crate::check::constant::Const;
 use crate::diag::Diagnostic;
-use crate::ir::{Input, InputId, Scope};
+use crate::ir::{Input, Scope};
 use crate::resolve::{Entity, ItemRef, MAIN, Program};
 use crate::source::Span;
 use crate::syntax::ast::{DefKind, ItemKind, StaticKind};
-use crate::types::DType;
 
 impl<'a> Elab<'a> {
     /// Walks a model. Afterwards the graph has its inputs, parameters, losses, metrics and outputs.
     pub fn model(&mut self, at: ItemRef) -> InstanceId {
         let model = self.program.model(at);
-        self.instances.push(Instance {
-            path: String::new(),
-            def: at,
-            statics: Vec::new(),
-            children: Default::default(),
-            params: Default::default(),
-            states: Default::default(),
-            dims: Default::default(),
-            updates: Default::default(),
-            span: model.name.span,
-            calls: 1,
-            named: true,
-        });
+        self.instances.push(Instance::new(String::new(), at, Vec::new(), model.name.span));
         let root = InstanceId(self.instances.len() as u32 - 1);
+        self.instance(root).calls = 1;
         let mut frame = self.open_frame(at.module, Body::Model, &model.name.text);
         frame.def = Some(at);
         frame.instance = Some(root);
@@ -90,10 +78,6 @@ impl<'a> Elab<'a> {
         root
     }
 
-    pub fn input_names(&self) -> Vec<(InputId, String)> {
-        (self.b.graph.inputs.iter().enumerate()).map(|(i, x)| (InputId(i as u32), x.name.clone())).collect()
-    }
-
     /// Walks the definitions of the main file that nothing used, with open dims, so that their errors show too.
     pub fn unused_defs(&mut self) {
         let Some(main) = self.program.modules.first() else { return };
@@ -118,19 +102,7 @@ impl<'a> Elab<'a> {
                 statics.push((s.name.text.clone(), StaticVal::Const(Const::Unknown)));
             }
         }
-        self.instances.push(Instance {
-            path: format!("unused.{}", def.name.text),
-            def: at,
-            statics: Vec::new(),
-            children: Default::default(),
-            params: Default::default(),
-            states: Default::default(),
-            dims: Default::default(),
-            updates: Default::default(),
-            span,
-            calls: 0,
-            named: true,
-        });
+        self.instances.push(Instance::new(format!("unused.{}", def.name.text), at, Vec::new(), span));
         let owner = InstanceId(self.instances.len() as u32 - 1);
         let rest = self.opaque_dim(&format!("{}...", def.name.text));
         let bound = Bound { def: at, statics, span };
@@ -185,24 +157,6 @@ impl<'a> Elab<'a> {
             }
         }
     }
-}
-
-/// Walks every model of the main file in one mode; used by `check` and by reports. Returns one walk a model.
-pub fn all_models<'a>(
-    program: &'a Program,
-    settings: &Settings,
-    mode: Mode,
-    precision: DType,
-) -> Vec<(ItemRef, Elab<'a>)> {
-    program
-        .models()
-        .into_iter()
-        .map(|at| {
-            let mut e = Elab::new(program, settings.clone(), mode, precision);
-            e.model(at);
-            (at, e)
-        })
-        .collect()
 }
 
 /// The item of a model by name.

@@ -197,7 +197,7 @@ impl<'a> Elab<'a> {
             let bound = self.bind_statics(at, items, span);
             for n in names {
                 let val = match &bound {
-                    Some(b) => self.make_instance(b, &n.text, n.span, true).map_or(Val::Error, Val::Instance),
+                    Some(b) => self.make_instance(b, &n.text, n.span).map_or(Val::Error, Val::Instance),
                     None => Val::Error,
                 };
                 self.define(n, val, false);
@@ -687,7 +687,7 @@ impl<'a> Elab<'a> {
             return self.inside(id, at, statics, name.span, |e| {
                 let (at, items, span) = e.instance_form(value)?;
                 let bound = e.bind_statics(at, items, span)?;
-                e.make_instance(&bound, &form_name.text, form_name.span, true).map(Val::Instance)
+                e.make_instance(&bound, &form_name.text, form_name.span).map(Val::Instance)
             });
         }
         let mut names: Vec<String> = self.instance(id).params.keys().cloned().collect();

@@ -595,7 +595,7 @@ impl<'a> Elab<'a> {
             GivenArg { name: None, val: Val::Tensor(g), span: o.span },
         ];
         given.extend(self.given(o.args));
-        let id = self.optimizer_instance(o.def, number, &param.path, o.span);
+        let id = self.optimizer_instance(o.def, &param.path, o.span);
         let mut frame: Frame = self.def_frame(&bound, Some(id), o.call.span)?;
         frame.stream = format!("optimizer/{number}/{}", param.path);
         let used: Vec<DimId> = (bound.statics.iter())
@@ -691,20 +691,8 @@ impl<'a> Elab<'a> {
         Some(found.into_iter().map(|(n, c, _)| (n, StaticVal::Const(c))).collect())
     }
 
-    fn optimizer_instance(&mut self, def: ItemRef, number: usize, path: &str, span: Span) -> InstanceId {
-        self.instances.push(Instance {
-            path: path.to_string(),
-            def,
-            statics: Vec::new(),
-            children: Default::default(),
-            params: Default::default(),
-            states: Default::default(),
-            dims: Default::default(),
-            updates: Default::default(),
-            span,
-            calls: 0,
-            named: number > 0,
-        });
+    fn optimizer_instance(&mut self, def: ItemRef, path: &str, span: Span) -> InstanceId {
+        self.instances.push(Instance::new(path.to_string(), def, Vec::new(), span));
         InstanceId(self.instances.len() as u32 - 1)
     }
 
