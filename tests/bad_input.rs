@@ -90,6 +90,33 @@ fn a_token_out_of_range() {
 }
 
 #[test]
+fn a_data_file_that_becomes_shorter_during_the_run() {
+    let f = folder(r#"tokens("t.bin")"#);
+    let tokens: Vec<u8> = (0..40_000u16).flat_map(|i| (i % 16).to_le_bytes()).collect();
+    write(f.path(), "t.bin", &tokens);
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_partita"))
+        .args(["train", "m.pta", "--steps", "100000000", "--metrics", "log.jsonl"])
+        .current_dir(f.path())
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    let log = f.path().join("log.jsonl");
+    while std::fs::metadata(&log).map_or(0, |m| m.len()) == 0 {
+        assert!(child.try_wait().expect("it can be asked").is_none(), "it trains");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    std::fs::OpenOptions::new().write(true).open(f.path().join("t.bin")).and_then(|t| t.set_len(100)).expect("cut");
+    let output = child.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("E0801") && said.contains("became shorter"), "{said}");
+    let kept = std::fs::read_dir(f.path().join("runs/M")).expect("the run has a folder").filter_map(|e| e.ok());
+    let steps = kept.filter(|e| e.file_name().to_string_lossy().starts_with("step-")).count();
+    assert_eq!(steps, 1, "the steps that are done are kept");
+}
+
+#[test]
 fn a_truncated_array() {
     let f = folder(r#"{ tokens = npy("x.npy"), targets = npy("x.npy") }"#);
     let head = "{'descr': '<i4', 'fortran_order': False, 'shape': (100, 8), }";

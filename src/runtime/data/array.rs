@@ -182,10 +182,10 @@ impl Array {
     }
 
     /// Reads a sample of the part in C order.
-    pub fn read(&self, sample: u64, raw: &mut Vec<u8>, out: &mut [f64]) -> Result<()> {
+    pub fn read(&self, sample: u64, out: &mut [f64]) -> Result<()> {
         let Layout { elem, big_endian, offset, .. } = self.layout;
-        raw.resize(self.layout.sample_len() * elem.bytes(), 0);
-        self.file.read_at(offset + (self.start + sample) * raw.len() as u64, raw)?;
+        let len = self.layout.sample_len() * elem.bytes();
+        let raw = self.file.slice(offset + (self.start + sample) * len as u64, len)?;
         for (value, bytes) in out.iter_mut().zip(raw.chunks_exact(elem.bytes())) {
             *value = elem.value(bytes, big_endian);
         }

@@ -16,7 +16,6 @@ pub struct Compiled {
     pub numbers: Numbers,
     /// One register per stack level, each of a sample's elements.
     stack: Vec<Vec<f64>>,
-    raw: Vec<u8>,
 }
 
 #[derive(Debug)]
@@ -30,7 +29,7 @@ enum Op {
 
 impl Compiled {
     pub fn new(expr: &Expr) -> Result<Compiled> {
-        let mut out = Compiled { ops: vec![], arrays: vec![], numbers: Numbers::Float, stack: vec![], raw: vec![] };
+        let mut out = Compiled { ops: vec![], arrays: vec![], numbers: Numbers::Float, stack: vec![] };
         out.numbers = out.compile(expr)?;
         let Some(first) = out.arrays.first() else {
             return Err(RuntimeError::new("E0803", "an expression under `data` reads no file")
@@ -84,7 +83,7 @@ impl Compiled {
         for op in &self.ops {
             match *op {
                 Op::Load(i) => {
-                    self.arrays[i].read(sample, &mut self.raw, &mut self.stack[top])?;
+                    self.arrays[i].read(sample, &mut self.stack[top])?;
                     top += 1;
                 }
                 Op::Const(value) => {

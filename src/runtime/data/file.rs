@@ -1,10 +1,15 @@
-//! Data files as random-access bytes: read at positions where possible (so a file of any size costs no memory, and one
-//! that shrinks meanwhile gives an error rather than a signal, as a memory map would), or unpacked into memory.
+//! Data files as random-access bytes: mapped into memory where possible, so that a file of any size costs nothing and is
+//! read without copies, or unpacked into memory.
+//!
+//! A page of a map that its file no longer reaches ends the process by SIGBUS. So the file's length is asked before each
+//! window or sample is read, and one that became shorter is an error; only a file that is cut in the microseconds
+//! between the question and the read still ends the process.
 
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
 
 use crate::runtime::error::{Result, RuntimeError};
 
@@ -20,12 +25,12 @@ pub struct DataFile {
 
 #[derive(Debug)]
 enum Bytes {
-    File { file: File, len: u64 },
+    Mapped { file: File, map: Mmap },
     Memory(Vec<u8>),
 }
 
 impl DataFile {
-    /// Opens a file; `.gz` is unpacked, and what is not a plain file (a pipe) is read to its end.
+    /// Opens a file; `.gz` is unpacked, and what has no length (a pipe) is read to its end.
     pub fn open(path: &Path) -> Result<DataFile> {
         let file = File::open(path).map_err(|e| cannot_read(path, &e))?;
         let meta = file.metadata().map_err(|e| cannot_read(path, &e))?;
@@ -44,8 +49,13 @@ impl DataFile {
                     e
                 },
             )?)
-        } else if meta.is_file() {
-            Bytes::File { file, len: meta.len() }
+        } else if meta.is_file() && meta.len() > 0 {
+            let map = map(&file).map_err(|e| {
+                RuntimeError::new("E0801", format!("cannot map data file `{}`: {}", path.display(), reason(&e)))
+                    .place(path.display())
+                    .help("copy it to a local disk, or allow more address space (`ulimit -v`)")
+            })?;
+            Bytes::Mapped { file, map }
         } else {
             Bytes::Memory(read_limited(&mut &file, path, MEMORY_LIMIT)?)
         };
@@ -62,39 +72,48 @@ impl DataFile {
     }
 
     pub fn len(&self) -> u64 {
+        self.all().len() as u64
+    }
+
+    fn all(&self) -> &[u8] {
         match &self.bytes {
-            Bytes::File { len, .. } => *len,
-            Bytes::Memory(v) => v.len() as u64,
+            Bytes::Mapped { map, .. } => map,
+            Bytes::Memory(v) => v,
         }
     }
 
-    /// Fills `out` from position `at`.
-    pub fn read_at(&self, at: u64, out: &mut [u8]) -> Result<()> {
-        match &self.bytes {
-            Bytes::File { file, .. } => file.read_exact_at(out, at).map_err(|e| {
-                if e.kind() == std::io::ErrorKind::UnexpectedEof {
-                    RuntimeError::new("E0801", format!("data file `{}` became shorter meanwhile", self.path.display()))
-                        .place(self.path.display())
-                        .help("let no other program write to it during the run")
-                } else {
-                    cannot_read(&self.path, &e)
-                }
-            }),
-            Bytes::Memory(v) => {
-                let from = usize::try_from(at).ok().and_then(|a| v.get(a..a.checked_add(out.len())?));
-                out.copy_from_slice(from.ok_or_else(|| RuntimeError::internal("a read past the end of a data file"))?);
-                Ok(())
+    /// `len` bytes from position `at`, which must lie in the file as it was opened.
+    pub fn slice(&self, at: u64, len: usize) -> Result<&[u8]> {
+        let from = usize::try_from(at).ok().and_then(|a| self.all().get(a..a.checked_add(len)?));
+        let bytes = from.ok_or_else(|| RuntimeError::internal("a read past the end of a data file"))?;
+        if let Bytes::Mapped { file, .. } = &self.bytes {
+            let now = file.metadata().map_err(|e| cannot_read(&self.path, &e))?.len();
+            if now < at + len as u64 {
+                return Err(RuntimeError::new(
+                    "E0801",
+                    format!("data file `{}` became shorter meanwhile", self.path.display()),
+                )
+                .place(self.path.display())
+                .note(format!("it had {} bytes when it was opened, now it has {now}", self.len()))
+                .help("let no other program write to it during the run"));
             }
         }
+        Ok(bytes)
     }
 
     /// The whole content.
     pub fn into_bytes(self) -> Result<Vec<u8>> {
         match self.bytes {
-            Bytes::File { file, .. } => read_limited(&mut &file, &self.path, MEMORY_LIMIT),
+            Bytes::Mapped { file, .. } => read_limited(&mut &file, &self.path, MEMORY_LIMIT),
             Bytes::Memory(v) => Ok(v),
         }
     }
+}
+
+fn map(file: &File) -> std::io::Result<Mmap> {
+    // SAFETY: the map is only read. Another process may write to the file meanwhile: every value is copied out of the map
+    // before it is checked and used, so it is then the old one or the new one. A file cut short is dealt with in `slice`.
+    unsafe { Mmap::map(file) }
 }
 
 /// The whole content as text; errors name the first bad byte.
@@ -185,12 +204,36 @@ mod tests {
         let path = dir.path().join("a");
         std::fs::write(&path, b"0123456789").unwrap();
         let file = DataFile::open(&path).unwrap();
-        let mut two = [0; 2];
-        file.read_at(4, &mut two).unwrap();
-        assert_eq!(&two, b"45");
-        std::fs::write(&path, b"0").unwrap();
-        let e = file.read_at(4, &mut two).unwrap_err();
-        assert!(e.message.contains("became shorter"), "{e}");
+        assert_eq!(file.slice(4, 2).unwrap(), b"45");
+        assert_eq!(file.slice(9, 2).unwrap_err().code, "E0901");
+        assert_eq!(file.slice(u64::MAX, 2).unwrap_err().code, "E0901");
+        // Longer is no matter; shorter is told before the map is touched.
+        std::fs::write(&path, b"abcdefghijkl").unwrap();
+        assert_eq!(file.slice(4, 2).unwrap(), b"ef");
+        // a page that is gone, and the rest of one that is left
+        let path = dir.path().join("b");
+        std::fs::write(&path, vec![7; 20_000]).unwrap();
+        let file = DataFile::open(&path).unwrap();
+        std::fs::write(&path, vec![8; 5_000]).unwrap();
+        for at in [5_000, 4_999, 16_384] {
+            let e = file.slice(at, 2).unwrap_err();
+            assert!(e.code == "E0801" && e.message.contains("became shorter"), "{e}");
+        }
+        assert_eq!(file.slice(4_998, 2).unwrap(), [8; 2]);
+    }
+
+    #[test]
+    fn a_plain_file_is_mapped_and_a_file_without_a_length_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        std::fs::write(&path, vec![7; 5000]).unwrap();
+        assert!(matches!(DataFile::open(&path).unwrap().bytes, Bytes::Mapped { .. }));
+        std::fs::write(&path, b"").unwrap();
+        assert_eq!(DataFile::open(&path).unwrap().len(), 0);
+        assert_eq!(DataFile::open(Path::new("/dev/null")).unwrap().len(), 0);
+        // the system says 0 bytes of its own files
+        #[cfg(target_os = "linux")]
+        assert!(DataFile::open(Path::new("/proc/self/status")).unwrap().len() > 100);
     }
 
     #[test]

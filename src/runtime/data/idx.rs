@@ -9,9 +9,8 @@ pub fn layout(file: &DataFile) -> Result<Layout> {
     if file.len() < 4 {
         return Err(bad("is too short for an IDX file".into()));
     }
-    let mut start = [0; 4];
-    file.read_at(0, &mut start)?;
-    let [zero1, zero2, code, axes] = start;
+    let start = file.slice(0, 4)?;
+    let &[zero1, zero2, code, axes] = start else { return Err(bad("is too short for an IDX file".into())) };
     if [zero1, zero2] != [0, 0] {
         return Err(bad("is no IDX file: it does not begin with two zero bytes".into()));
     }
@@ -28,12 +27,11 @@ pub fn layout(file: &DataFile) -> Result<Layout> {
     if file.len() < offset {
         return Err(bad("is truncated within its header".into()));
     }
-    let mut sizes = vec![0; 4 * usize::from(axes)];
-    file.read_at(4, &mut sizes)?;
+    let sizes = file.slice(4, 4 * usize::from(axes))?;
     let shape =
         sizes.chunks_exact(4).map(|b| u32::from_be_bytes([b[0], b[1], b[2], b[3]]) as usize).collect::<Vec<usize>>();
     let layout = Layout { elem, big_endian: true, offset, shape, fortran: false };
-    if layout.size().is_some_and(|n| offset + n < file.len()) {
+    if layout.size().and_then(|n| n.checked_add(offset)).is_some_and(|end| end < file.len()) {
         return Err(bad(format!("has more bytes than an array {:?} needs", layout.shape)));
     }
     Ok(layout)
@@ -58,13 +56,13 @@ mod tests {
         let array = open(&images).unwrap();
         assert_eq!((array.len(), array.sample_shape()), (2, &[1, 2][..]));
         let mut out = [0.0; 2];
-        array.read(1, &mut vec![], &mut out).unwrap();
+        array.read(1, &mut out).unwrap();
         assert_eq!(out, [30.0, 255.0]);
 
         let mut floats = vec![0, 0, 0x0d, 1, 0, 0, 0, 1];
         floats.extend(1.5f32.to_be_bytes());
         let mut out = [0.0];
-        open(&floats).unwrap().read(0, &mut vec![], &mut out).unwrap();
+        open(&floats).unwrap().read(0, &mut out).unwrap();
         assert_eq!(out, [1.5]);
     }
 

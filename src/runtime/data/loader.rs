@@ -49,7 +49,6 @@ struct StreamPart {
     /// The first window of an epoch begins at `0..=slack`.
     slack: u64,
     ids: Vec<u32>,
-    raw: Vec<u8>,
     buffers: StreamBuffers,
 }
 
@@ -203,7 +202,7 @@ impl Loader {
 impl StreamPart {
     /// The window that begins at `at`.
     fn read(&mut self, at: u64) -> Result<()> {
-        self.stream.read(at, &mut self.raw, &mut self.ids)?;
+        self.stream.read(at, &mut self.ids)?;
         let [tokens, targets, document, position] = &mut self.buffers.fields;
         let (mut number, mut since) = (0, 0);
         for i in 0..tokens.len() {
@@ -337,7 +336,7 @@ fn open_stream(source: &Source, inputs: &[Input], random: bool, chars: Option<&C
         (true, _) => seq - 1,
     };
     let ids = vec![0; seq as usize + 1];
-    Ok((Part::Stream(StreamPart { stream, seq, slack, ids, raw: vec![], buffers }), windows))
+    Ok((Part::Stream(StreamPart { stream, seq, slack, ids, buffers }), windows))
 }
 
 fn open_arrays(fields: &[(String, Expr)], inputs: &[Input]) -> Result<(Part, u64, bool)> {

@@ -14,7 +14,7 @@ pub fn layout(file: &DataFile) -> Result<Layout> {
         return Err(bad("is too short for an npy file"));
     }
     let known = file.len().min(12) as usize;
-    file.read_at(0, &mut start[..known])?;
+    start[..known].copy_from_slice(file.slice(0, known)?);
     if &start[..6] != b"\x93NUMPY" {
         return Err(bad("is no npy file: it does not begin as one"));
     }
@@ -26,9 +26,7 @@ pub fn layout(file: &DataFile) -> Result<Layout> {
     if len > HEADER_LIMIT || at + len > file.len() {
         return Err(bad("is truncated within its header, or the header is damaged"));
     }
-    let mut header = vec![0; len as usize];
-    file.read_at(at, &mut header)?;
-    let header = String::from_utf8_lossy(&header);
+    let header = String::from_utf8_lossy(file.slice(at, len as usize)?);
     let fields = Fields::parse(&header).ok_or_else(|| bad("has a damaged npy header"))?;
     let (elem, big_endian) = elem(&fields.descr).ok_or_else(|| {
         RuntimeError::new(
@@ -163,7 +161,7 @@ mod tests {
         let mut out = vec![];
         for i in 0..array.len() {
             let mut sample = vec![0.0; n];
-            array.read(i, &mut vec![], &mut sample).unwrap();
+            array.read(i, &mut sample).unwrap();
             out.extend(sample);
         }
         out

@@ -77,9 +77,8 @@ impl Stream {
     }
 
     /// Reads `out.len()` ids from position `at` of the part.
-    pub fn read(&self, at: u64, raw: &mut Vec<u8>, out: &mut [u32]) -> Result<()> {
-        raw.resize(out.len() * self.width, 0);
-        self.file.read_at((self.start + at) * self.width as u64, raw)?;
+    pub fn read(&self, at: u64, out: &mut [u32]) -> Result<()> {
+        let raw = self.file.slice((self.start + at) * self.width as u64, out.len() * self.width)?;
         for (id, bytes) in out.iter_mut().zip(raw.chunks_exact(self.width)) {
             *id = match *bytes {
                 [a] => u32::from(a),
@@ -97,12 +96,11 @@ impl Stream {
     }
 
     fn check_all(&self) -> Result<()> {
-        let mut raw = vec![];
         let mut ids = vec![0; 1 << 16];
         let mut at = 0;
         while at < self.len {
             let n = (self.len - at).min(ids.len() as u64);
-            self.read(at, &mut raw, &mut ids[..n as usize])?;
+            self.read(at, &mut ids[..n as usize])?;
             at += n;
         }
         Ok(())
@@ -179,7 +177,7 @@ mod tests {
 
     fn read_all(stream: &Stream) -> Vec<u32> {
         let mut out = vec![0; stream.len() as usize];
-        stream.read(0, &mut vec![], &mut out).unwrap();
+        stream.read(0, &mut out).unwrap();
         out
     }
 
