@@ -135,9 +135,18 @@ fn one(
     out.text(prompt);
     let length = how.length.or(sampler.recipe().length).unwrap_or(DEFAULT_LENGTH);
     let stop = sampler.recipe().stop.clone();
+    // Special tokens have no text; one that is named as the stop ends the sample by its id.
+    let last = stop.as_ref().and_then(|s| codec.special(s));
     let mut decoder = codec.decoder();
+    // How a token is written may depend on the one before it: the first one follows the prompt.
+    for &id in ids {
+        decoder.push(id)?;
+    }
     let mut text = String::new();
     sampler.generate(ids, length, number, &mut |id| -> Result<bool, RuntimeError> {
+        if Some(id) == last {
+            return Ok(false);
+        }
         let new = decoder.push(id)?;
         text.push_str(&new);
         out.text(&new);

@@ -1,10 +1,10 @@
 //! Data statements of a train item as the runtime's own descriptions, and which inputs they feed.
 
+use crate::check::constant::Const;
 use crate::diag::Diagnostic;
 use crate::elaborate::feed::{Feed, FeedExpr, Source};
 use crate::ir::{DimId, GatherMode, Graph, InputId, Op, ValueId};
-use crate::runtime::data::{BinOp, Bound, DataSpec, Dim, Expr, IdWidth, Input, Source as Read, SourceKind};
-use crate::syntax::ast::BinaryOp;
+use crate::runtime::data::{Bound, DataSpec, Dim, Expr, IdWidth, Input, Source as Read, SourceKind};
 use crate::types::{DType, MapOp};
 use std::path::Path;
 
@@ -19,67 +19,49 @@ pub fn spec(feed: &Feed, base: &Path) -> Result<DataSpec, Diagnostic> {
     })
 }
 
+/// Elaboration has checked the options.
 fn source(s: &Source, base: &Path) -> Result<Read, Diagnostic> {
-    let option = |name: &str| s.options.iter().find(|(n, _)| n == name).map(|(_, c)| c);
-    let fraction = |name: &str, or: f64| option(name).and_then(|c| c.as_f64()).unwrap_or(or);
-    let whole = |name: &str| option(name).and_then(|c| c.as_int()).and_then(|n| usize::try_from(n).ok());
-    let text = |name: &str| match option(name) {
-        Some(crate::check::constant::Const::Str(s)) => Some(s.clone()),
+    let fraction = |name: &str, or: f64| s.option(name).and_then(|c| c.as_f64()).unwrap_or(or);
+    let whole = |name: &str| s.option(name).and_then(|c| c.as_int()).and_then(|n| usize::try_from(n).ok());
+    let text = |name: &str| match s.option(name) {
+        Some(Const::Str(s)) => Some(s.clone()),
         _ => None,
     };
-    let malformed = |message: String| Diagnostic::error("E0710", message).at(s.span, "here");
     let kind = match s.kind.as_str() {
         "bytes" => SourceKind::Bytes,
         "chars" => SourceKind::Chars,
         "tokens" => {
             let width = if text("dtype").as_deref() == Some("u32") { IdWidth::U32 } else { IdWidth::U16 };
-            SourceKind::Tokens { width, end: None }
+            SourceKind::Tokens { width, end: whole("end").and_then(|n| u32::try_from(n).ok()) }
         }
         "text" => {
-            let Some(tokenizer) = text("tokenizer") else {
-                return Err(malformed("`text` needs a tokenizer".to_string())
-                    .help("write `text(\"corpus.txt\", tokenizer = \"tokenizer.json\")`"));
-            };
-            SourceKind::Text { tokenizer: base.join(tokenizer), end: None }
+            let tokenizer = base.join(text("tokenizer").unwrap_or_default());
+            SourceKind::Text { tokenizer, end: text("end"), split: text("split") }
         }
         "lines" => SourceKind::Lines,
         "npy" => SourceKind::Npy,
         "idx" => SourceKind::Idx,
         "csv" => SourceKind::Csv { column: whole("column"), count: whole("count") },
-        other => return Err(malformed(format!("unknown source of data `{other}`"))),
+        other => {
+            let message = format!("unknown source of data `{other}`");
+            return Err(Diagnostic::error("E0710", message).at(s.span, "here"));
+        }
     };
     let (from, to) = (fraction("from", 0.0), fraction("to", 1.0));
-    if from >= to {
-        return Err(
-            malformed(format!("the part of the data from {from} to {to} is empty")).help("`from` is less than `to`")
-        );
-    }
-    let shuffle = option("shuffle").and_then(|c| c.as_bool()).unwrap_or(true);
+    let shuffle = s.option("shuffle").and_then(|c| c.as_bool()).unwrap_or(true);
     Ok(Read { path: base.join(&s.path), kind, from, to, shuffle })
 }
 
 fn expr(e: &FeedExpr, base: &Path) -> Result<Expr, Diagnostic> {
     Ok(match e {
         FeedExpr::Source(s) => Expr::Source(source(s, base)?),
-        FeedExpr::Number(x) if *x == x.trunc() && x.abs() < 9e15 => Expr::Int(*x as i64),
-        FeedExpr::Number(x) => Expr::Float(*x),
-        FeedExpr::Negate(x) => Expr::Neg(Box::new(expr(x, base)?)),
-        FeedExpr::Cast(t, x) => Expr::Cast(*t, Box::new(expr(x, base)?)),
-        FeedExpr::Binary(op, a, b) => {
-            let op = match op {
-                BinaryOp::Add => BinOp::Add,
-                BinaryOp::Sub => BinOp::Sub,
-                BinaryOp::Mul => BinOp::Mul,
-                BinaryOp::Div => BinOp::Div,
-                other => {
-                    return Err(Diagnostic::error(
-                        "E0710",
-                        format!("`{other:?}` is not supported in data expressions"),
-                    )
-                    .help("data expressions have `+ - * /` and conversions"));
-                }
-            };
-            Expr::Binary(op, Box::new(expr(a, base)?), Box::new(expr(b, base)?))
+        FeedExpr::Constant(c) => match (c, c.as_int()) {
+            (Const::Bool(b), _) => Expr::Bool(*b),
+            (_, Some(n)) => Expr::Int(n),
+            _ => Expr::Float(c.as_f64().unwrap_or(f64::NAN)),
+        },
+        FeedExpr::Map(op, operands) => {
+            Expr::Map(*op, operands.iter().map(|x| expr(x, base)).collect::<Result<_, _>>()?)
         }
     })
 }

@@ -66,14 +66,10 @@ impl Recipe {
         self.steps = o.steps.unwrap_or(self.steps);
         self.seed = o.seed.unwrap_or(self.seed);
         let (Some(path), Some(data)) = (&o.data, &mut self.data) else { return };
-        let Some(before) = data.sources_mut().first().map(|s| s.path.clone()) else { return };
-        let valid = self.valid.as_mut().map(|v| &mut v.data);
-        for spec in std::iter::once(data).chain(valid) {
-            for source in spec.sources_mut() {
-                if source.path == before {
-                    source.path.clone_from(path);
-                }
-            }
+        let Some(before) = data.path() else { return };
+        data.replace_path(&before, path);
+        if let Some(valid) = &mut self.valid {
+            valid.data.replace_path(&before, path);
         }
     }
 

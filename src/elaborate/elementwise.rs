@@ -94,24 +94,7 @@ impl Elab<'_> {
                 }
             };
         }
-        use BinaryOp::*;
-        let map = match op {
-            Or => MapOp::Or,
-            And => MapOp::And,
-            Eq => MapOp::Eq,
-            Ne => MapOp::Ne,
-            Lt => MapOp::Lt,
-            Le => MapOp::Le,
-            Gt => MapOp::Gt,
-            Ge => MapOp::Ge,
-            Add => MapOp::Add,
-            Sub => MapOp::Sub,
-            Mul => MapOp::Mul,
-            Div => MapOp::Div,
-            Rem => MapOp::Rem,
-            Pow => MapOp::Pow,
-        };
-        self.elementwise(map, op_span, span, vec![a, b])
+        self.elementwise(map_of(op), op_span, span, vec![a, b])
     }
 
     pub fn unary(&mut self, op: UnaryOp, span: Span, a: Ev) -> Ev {
@@ -317,5 +300,26 @@ impl Elab<'_> {
         let k = self.kind(e)?;
         let t = self.own_type(k);
         self.as_tensor(&e.val, t)
+    }
+}
+
+/// The function of an operator.
+pub fn map_of(op: BinaryOp) -> MapOp {
+    use BinaryOp::*;
+    match op {
+        Or => MapOp::Or,
+        And => MapOp::And,
+        Eq => MapOp::Eq,
+        Ne => MapOp::Ne,
+        Lt => MapOp::Lt,
+        Le => MapOp::Le,
+        Gt => MapOp::Gt,
+        Ge => MapOp::Ge,
+        Add => MapOp::Add,
+        Sub => MapOp::Sub,
+        Mul => MapOp::Mul,
+        Div => MapOp::Div,
+        Rem => MapOp::Rem,
+        Pow => MapOp::Pow,
     }
 }

@@ -1,12 +1,14 @@
 //! What a train item feeds: sources of data and the elementwise expressions over them.
 
 use super::Elab;
+use super::builtin::pointwise;
+use super::elementwise::map_of;
 use super::train::TrainFacts;
 use crate::check::constant::Const;
 use crate::diag::{Diagnostic, did_you_mean};
 use crate::source::Span;
-use crate::syntax::ast::{self, BinaryOp, CallArg, DataSource, Expr, ExprKind, UnaryOp};
-use crate::types::DType;
+use crate::syntax::ast::{self, CallArg, DataSource, Expr, ExprKind, UnaryOp};
+use crate::types::MapOp;
 
 /// Fields of a stream of text or tokens, matched to inputs by name.
 pub const STREAM_FIELDS: [&str; 4] = ["tokens", "targets", "document", "position"];
@@ -41,10 +43,15 @@ pub struct Source {
 #[derive(Clone, Debug)]
 pub enum FeedExpr {
     Source(Source),
-    Number(f64),
-    Negate(Box<FeedExpr>),
-    Binary(BinaryOp, Box<FeedExpr>, Box<FeedExpr>),
-    Cast(DType, Box<FeedExpr>),
+    /// A number or a bool.
+    Constant(Const),
+    Map(MapOp, Vec<FeedExpr>),
+}
+
+impl Source {
+    pub fn option(&self, name: &str) -> Option<&Const> {
+        self.options.iter().find(|(n, _)| n == name).map(|(_, c)| c)
+    }
 }
 
 impl Feed {
@@ -61,8 +68,8 @@ impl Feed {
 const SOURCES: &[(&str, &[&str])] = &[
     ("bytes", &["from", "to", "shuffle"]),
     ("chars", &["from", "to", "shuffle"]),
-    ("tokens", &["from", "to", "shuffle", "dtype"]),
-    ("text", &["from", "to", "shuffle", "tokenizer"]),
+    ("tokens", &["from", "to", "shuffle", "dtype", "end"]),
+    ("text", &["from", "to", "shuffle", "tokenizer", "end", "split"]),
     ("lines", &["from", "to", "shuffle"]),
     ("npy", &["from", "to", "shuffle"]),
     ("idx", &["from", "to", "shuffle"]),
@@ -70,6 +77,25 @@ const SOURCES: &[(&str, &[&str])] = &[
 ];
 
 const STREAMS: [&str; 5] = ["bytes", "chars", "tokens", "text", "lines"];
+
+/// Whether an expression holds a source, or a call with a path, which is meant as one.
+fn reads(e: &Expr) -> bool {
+    match &*e.kind {
+        ExprKind::Paren(x) => reads(x),
+        ExprKind::Unary { value, .. } => reads(value),
+        ExprKind::Binary { left, right, .. } => reads(left) || reads(right),
+        ExprKind::Call { args, .. } => {
+            args.iter().any(|a| reads(&a.value) || (a.name.is_none() && matches!(&*a.value.kind, ExprKind::Str(_))))
+                || is_source(e)
+        }
+        _ => false,
+    }
+}
+
+fn is_source(e: &Expr) -> bool {
+    let ExprKind::Call { callee, .. } = &*e.kind else { return false };
+    matches!(&*callee.kind, ExprKind::Name(n) if SOURCES.iter().any(|s| s.0 == n))
+}
 
 impl<'a> Elab<'a> {
     pub(super) fn feed(&mut self, source: &'a DataSource) -> Option<Feed> {
@@ -107,43 +133,77 @@ impl<'a> Elab<'a> {
     }
 
     fn feed_expr(&mut self, e: &'a Expr) -> Option<FeedExpr> {
+        if !reads(e) {
+            return self.feed_constant(e);
+        }
+        let map = |op, operands| Some(FeedExpr::Map(op, operands));
         match &*e.kind {
             ExprKind::Paren(x) => self.feed_expr(x),
-            ExprKind::Unary { op: UnaryOp::Neg, value } => Some(FeedExpr::Negate(Box::new(self.feed_expr(value)?))),
-            ExprKind::Binary { op, left, right, .. }
-                if matches!(op, BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul | BinaryOp::Div | BinaryOp::Rem) =>
-            {
+            ExprKind::Unary { op, value } => {
+                let x = self.feed_expr(value)?;
+                map(if *op == UnaryOp::Neg { MapOp::Neg } else { MapOp::Not }, vec![x])
+            }
+            ExprKind::Binary { op, left, right, .. } => {
                 let (a, b) = (self.feed_expr(left)?, self.feed_expr(right)?);
-                Some(FeedExpr::Binary(*op, Box::new(a), Box::new(b)))
+                map(map_of(*op), vec![a, b])
             }
             ExprKind::Call { callee, args } => {
-                if let (ExprKind::Type(t), [arg]) = (&*callee.kind, &args[..]) {
-                    let x = self.feed_expr(&arg.value)?;
-                    return Some(FeedExpr::Cast(self.element(*t)?, Box::new(x)));
-                }
-                if let ExprKind::Name(n) = &*callee.kind
-                    && SOURCES.iter().any(|s| s.0 == n)
+                if let ExprKind::Type(t) = &*callee.kind
+                    && let Some(t) = self.element(*t)
+                    && let [arg] = &args[..]
                 {
-                    return self.source(e).map(FeedExpr::Source);
+                    let x = self.feed_expr(&arg.value)?;
+                    return map(MapOp::Cast(t), vec![x]);
                 }
-                self.feed_number(e)
+                let ExprKind::Name(name) = &*callee.kind else { return self.not_of_data(e) };
+                let op = match name.as_str() {
+                    "clamp" => None,
+                    _ => match pointwise(name) {
+                        Some(op) => Some(op),
+                        None => return self.source(e).map(FeedExpr::Source),
+                    },
+                };
+                let arity = op.map_or(3, MapOp::arity);
+                if args.len() != arity || args.iter().any(|a| a.name.is_some()) {
+                    self.error(
+                        Diagnostic::error("E0314", format!("`{name}` takes {arity} values here"))
+                            .at(e.span, "other arguments")
+                            .help("give them by position"),
+                    );
+                    return None;
+                }
+                let mut operands = Vec::new();
+                for a in args {
+                    operands.push(self.feed_expr(&a.value)?);
+                }
+                match (op, &operands[..]) {
+                    (None, [x, lo, hi]) => {
+                        let top = FeedExpr::Map(MapOp::Min, vec![x.clone(), hi.clone()]);
+                        map(MapOp::Max, vec![top, lo.clone()])
+                    }
+                    (op, _) => map(op?, operands),
+                }
             }
-            _ => self.feed_number(e),
+            _ => self.not_of_data(e),
         }
     }
 
-    fn feed_number(&mut self, e: &'a Expr) -> Option<FeedExpr> {
-        let c = self.constant(e)?;
-        match c.as_f64() {
-            Some(x) => Some(FeedExpr::Number(x)),
-            None => {
-                self.error(
-                    Diagnostic::error("E0710", "data expressions hold sources, numbers, `+ - * / %` and conversions")
-                        .at(e.span, format!("this is {}", c.kind())),
-                );
-                None
-            }
+    fn feed_constant(&mut self, e: &'a Expr) -> Option<FeedExpr> {
+        match self.constant(e)? {
+            c @ (Const::Bool(_) | Const::Exact(..) | Const::Float(_)) => Some(FeedExpr::Constant(c)),
+            _ => self.not_of_data(e),
         }
+    }
+
+    fn not_of_data<T>(&mut self, e: &'a Expr) -> Option<T> {
+        self.error(
+            Diagnostic::error("E0710", "data expressions are elementwise over sources and constants")
+                .at(e.span, "neither a source, nor a constant, nor elementwise")
+                .help(
+                    "write operators, elementwise functions such as `where(c, a, b)`, and conversions such as `int(x)`",
+                ),
+        );
+        None
     }
 
     fn source(&mut self, e: &'a Expr) -> Option<Source> {
@@ -171,7 +231,28 @@ impl<'a> Elab<'a> {
             );
             return None;
         };
-        Some(Source { kind: kind.clone(), path, options, span: e.span })
+        let source = Source { kind: kind.clone(), path, options, span: e.span };
+        self.options_fit(&source).then_some(source)
+    }
+
+    /// What options say together.
+    fn options_fit(&mut self, s: &Source) -> bool {
+        let number = |name: &str, or: f64| s.option(name).and_then(Const::as_f64).unwrap_or(or);
+        let (from, to) = (number("from", 0.0), number("to", 1.0));
+        let d = |message: String| Diagnostic::error("E0710", message).at(s.span, "here");
+        let wrong = if from >= to {
+            d(format!("the part of the data from {from} to {to} is empty")).help("`from` is less than `to`")
+        } else if s.kind == "text" && s.option("tokenizer").is_none() {
+            d("`text` needs a tokenizer".into())
+                .help("write `text(\"corpus.txt\", tokenizer = \"tokenizer.json\")`, or read `bytes` or `chars`")
+        } else if s.option("split").is_some() && s.option("end").is_none() {
+            d("documents that are split apart need an end".into())
+                .help("name the token that stands between them: `end = \"<|endoftext|>\"`")
+        } else {
+            return true;
+        };
+        self.error(wrong);
+        false
     }
 
     fn source_arg(
@@ -218,6 +299,8 @@ impl<'a> Elab<'a> {
             "column" => value.as_int().is_some_and(|n| n >= 0),
             "count" => value.as_int().is_some_and(|n| n > 0),
             "dtype" => matches!(&value, Const::Str(s) if s == "u16" || s == "u32"),
+            "end" if kind == "tokens" => value.as_int().is_some_and(|n| (0..1 << 31).contains(&n)),
+            "end" | "split" => matches!(&value, Const::Str(s) if !s.is_empty()),
             _ => matches!(value, Const::Str(_)),
         };
         if !fits {
@@ -227,6 +310,9 @@ impl<'a> Elab<'a> {
                 "column" => "a whole number from 0",
                 "count" => "a positive whole number",
                 "dtype" => "u16 or u32",
+                "end" if kind == "tokens" => "an id: a whole number from 0",
+                "end" => "a token of the tokenizer, as a string",
+                "split" => "the text between documents, as a string",
                 _ => "a string",
             };
             self.error(

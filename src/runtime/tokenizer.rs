@@ -20,6 +20,11 @@ pub trait Codec {
         None
     }
 
+    /// The id of a token such as `<|endoftext|>` that decodes to no text.
+    fn special(&self, _token: &str) -> Option<u32> {
+        None
+    }
+
     /// Decodes ids one after another.
     fn decoder(&self) -> Box<dyn Decoder + '_>;
 
@@ -178,9 +183,23 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The id of a token such as `<|endoftext|>`.
-    pub fn token_id(&self, token: &str) -> Option<u32> {
+    fn token_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
+    }
+
+    /// The id of a token such as `<|endoftext|>`, which must be there.
+    pub fn known_token(&self, token: &str) -> Result<u32> {
+        self.token_id(token).ok_or_else(|| {
+            let added = self.inner.get_added_tokens_decoder();
+            let mut names: Vec<(u32, &str)> = added.iter().map(|(id, t)| (*id, t.content.as_str())).collect();
+            names.sort_unstable();
+            let names: Vec<&str> = names.into_iter().take(8).map(|n| n.1).collect();
+            let error = RuntimeError::new("E0803", format!("tokenizer `{}` has no token `{token}`", self.name));
+            if names.is_empty() {
+                return error.help("it has no special tokens: name one of its vocabulary");
+            }
+            error.help(format!("its special tokens begin with {}", names.join(", ")))
+        })
     }
 }
 
@@ -193,6 +212,11 @@ impl Codec for Tokenizer {
 
     fn size(&self) -> usize {
         self.inner.get_vocab_size(true)
+    }
+
+    fn special(&self, token: &str) -> Option<u32> {
+        let id = self.token_id(token)?;
+        self.inner.get_added_tokens_decoder().get(&id).is_some_and(|t| t.special).then_some(id)
     }
 
     /// The marks that begin texts in common vocabularies.
@@ -321,6 +345,9 @@ mod tests {
     fn a_tokenizer_file_encodes_and_streams() {
         let t = small();
         assert_eq!((t.size(), t.token_id("<|end|>")), (8, Some(7)));
+        assert_eq!((t.special("<|end|>"), t.special("ab"), t.special("<s>")), (Some(7), None, None));
+        let e = t.known_token("<|END|>").unwrap_err();
+        assert!(e.code == "E0803" && e.help.is_some_and(|h| h.contains("<|end|>")));
         let ids = t.encode("ab aé<|end|>").unwrap();
         assert_eq!(ids, [2, 3, 0, 4, 5, 7]);
         let mut decoder = t.decoder();

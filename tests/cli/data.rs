@@ -98,3 +98,98 @@ fn what_validation_leaves_out_is_said_once() {
     let output = partita(folder.path(), &["train", "tiny.pta"]);
     assert_eq!(err(&output).matches("W0007").count(), 1, "{}", err(&output));
 }
+
+/// A word tokenizer of five entries, the last a special token that ends documents.
+const TOKENIZER: &str = r#"{"version":"1.0",
+    "added_tokens":[{"id":4,"content":"<end>","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}],
+    "pre_tokenizer":{"type":"Whitespace"},
+    "model":{"type":"WordLevel","vocab":{"to":0,"be":1,"or":2,"not":3},"unk_token":"or"}}"#;
+
+#[test]
+fn documents_end_with_a_token() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let at = folder.path();
+    write(at, "tokenizer.json", TOKENIZER);
+    write(at, "text.txt", "to be\nnot to be\n".repeat(40));
+    let model = "use nn.{Embedding, Linear}\nuse losses.{cross_entropy}\nuse optim.{adamw}\n\
+        dim batch = 4, seq = 7, vocab = 5, embed = 8\n\
+        model M(tokens: int[batch, seq], targets: int[batch, seq], document: int[batch, seq]) {\n    \
+        let wte = Embedding[vocab, embed]\n    let head = Linear[embed, vocab]\n    output logits = head(wte(tokens))\n    \
+        output ids = tokens\n    output at = document\n    loss mean[batch, seq](cross_entropy[vocab](logits, targets))\n}\n\
+        train M {\n    data DATA\n    valid DATA\n    optimizer adamw(lr = 0.1)\n    steps 60\n}\n\
+        sample M {\n    feed tokens[seq] = draw[vocab](logits)\n    text tokenizer(\"tokenizer.json\")\n    stop \"<end>\"\n}\n";
+    let with = |data: &str| write(at, "m.pta", model.replace("DATA", data));
+    let text = r#"text("text.txt", tokenizer = "tokenizer.json", end = "<end>", split = "\n")"#;
+    with(text);
+    succeeds(at, &["train", "m.pta"]);
+    succeeds(at, &["eval", "m.pta", "--output", "ids=ids.npy", "--output", "at=at.npy", "--batches", "1"]);
+    let row = |name: &str| -> Vec<f32> {
+        let bytes = std::fs::read(at.join(name)).expect("it was written");
+        let data = &bytes[bytes.len() - 4 * 28..];
+        data.chunks_exact(4).take(7).map(|b| f32::from_le_bytes(b.try_into().expect("four bytes"))).collect()
+    };
+    assert_eq!(
+        (row("ids.npy"), row("at.npy")),
+        (vec![0.0, 1.0, 4.0, 3.0, 0.0, 1.0, 4.0], vec![0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
+    );
+    // The special token has no text, but it stops the sample.
+    let said = succeeds(at, &["sample", "m.pta", "--prompt", "not", "--temperature", "0", "--length", "30"]);
+    assert_eq!(said.split_whitespace().collect::<Vec<_>>(), ["not", "to", "be"], "{said}");
+
+    // The ids themselves, with the id that ends documents.
+    let ids: Vec<u8> = [0u16, 1, 4, 3, 0, 1, 4].repeat(40).iter().flat_map(|i| i.to_le_bytes()).collect();
+    write(at, "ids.bin", ids);
+    with(r#"tokens("ids.bin", end = 4)"#);
+    succeeds(at, &["eval", "m.pta", "--output", "at=again.npy", "--batches", "1"]);
+    assert_eq!(row("again.npy"), [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
+
+    with(&text.replace("<end>\"", "</s>\""));
+    let said = fails(at, &["train", "m.pta"], 1, "E0803");
+    assert!(said.contains("no token `</s>`") && said.contains("<end>"), "{said}");
+    with(&text.replace("end = \"<end>\", ", ""));
+    fails(at, &["check", "m.pta"], 1, "E0710");
+    with(r#"tokens("ids.bin", end = "<end>")"#);
+    fails(at, &["check", "m.pta"], 1, "E0710");
+}
+
+#[test]
+fn data_expressions_are_elementwise() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let at = folder.path();
+    write(at, "d.csv", "a,b\n-7,1\n12,0\n3,1\n8,0\n");
+    let model = "dim batch = 4\nconst ten = 10\nmodel M(x: [batch], y: int[batch], z: bool[batch]) {\n    param w: [] = 1\n    \
+        output p = x\n    output q = y\n    output r = z\n    loss mean[batch](square(w - x))\n}\n\
+        optimizer plain(w: [..], g: [..]) -> [..] { w - g }\n\
+        train M {\n    data { x = X, y = Y, z = Z }\n    valid { x = X, y = Y, z = Z }\n    optimizer plain()\n    steps 1\n}\n";
+    let with = |x: &str, y: &str, z: &str| {
+        write(at, "m.pta", model.replace("X", x).replace("Y", y).replace("Z", z));
+    };
+    let (a, b) = (r#"csv("d.csv", column = 0)"#, r#"csv("d.csv", column = 1)"#);
+    with(&format!("sqrt(square({a})) / 2"), &format!("{a} % ten"), &format!("{a} > 0 and not ({b} == 1)"));
+    succeeds(at, &["eval", "m.pta", "--initial", "--output", "p=p.npy", "--output", "q=q.npy", "--output", "r=r.npy"]);
+    let read = |name: &str| -> Vec<f32> {
+        let bytes = std::fs::read(at.join(name)).expect("it was written");
+        let data = &bytes[bytes.len() - 16..];
+        data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("four bytes"))).collect()
+    };
+    assert_eq!(read("p.npy"), [3.5, 6.0, 1.5, 4.0]);
+    assert_eq!(read("q.npy"), [3.0, 2.0, 3.0, 8.0]);
+    assert_eq!(read("r.npy"), [0.0, 1.0, 0.0, 1.0]);
+    with(&format!("clamp({a}, 0, 10)"), &format!("where({b} == 1, floor_div({a}, 2), -1)"), &format!("bool({b})"));
+    succeeds(at, &["eval", "m.pta", "--initial", "--output", "p=p.npy", "--output", "q=q.npy"]);
+    assert_eq!(read("p.npy"), [0.0, 10.0, 3.0, 8.0]);
+    assert_eq!(read("q.npy"), [-4.0, -1.0, 1.0, -1.0]);
+
+    with(a, a, &format!("{a} and {b}"));
+    let said = fails(at, &["eval", "m.pta", "--initial"], 1, "E0803");
+    assert!(said.contains("takes bools"), "{said}");
+    with(&format!("mean[batch]({a})"), a, b);
+    fails(at, &["check", "m.pta"], 1, "E0710");
+    with(&format!("max({a})"), a, b);
+    fails(at, &["check", "m.pta"], 1, "E0314");
+    with("npz(\"x.npz\") / 2", a, b);
+    let said = fails(at, &["check", "m.pta"], 1, "E0201");
+    assert!(said.contains("did you mean `npy`?"), "{said}");
+    with("1 / 2", a, b);
+    fails(at, &["eval", "m.pta", "--initial"], 1, "E0803");
+}

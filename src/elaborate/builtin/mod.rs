@@ -206,38 +206,15 @@ impl<'a> Elab<'a> {
                 None => Ev::error(site.span),
             };
         }
-        use MapOp::*;
-        let op = match site.name {
-            "exp" => Exp,
-            "expm1" => Expm1,
-            "log" => Log,
-            "log1p" => Log1p,
-            "sqrt" => Sqrt,
-            "rsqrt" => Rsqrt,
-            "square" => Square,
-            "abs" => Abs,
-            "sign" => Sign,
-            "tanh" => Tanh,
-            "sigmoid" => Sigmoid,
-            "softplus" => Softplus,
-            "erf" => Erf,
-            "sin" => Sin,
-            "cos" => Cos,
-            "floor" => Floor,
-            "ceil" => Ceil,
-            "round" => Round,
-            "max" => Max,
-            "min" => Min,
-            "where" => Where,
-            "floor_div" => FloorDiv,
-            "clamp" => return self.clamp(site, args),
-            _ => {
-                self.error(
-                    Diagnostic::error("E0312", format!("`{}` is a function of constants", site.name))
-                        .at(site.span, "an argument is no constant"),
-                );
-                return Ev::error(site.span);
-            }
+        if site.name == "clamp" {
+            return self.clamp(site, args);
+        }
+        let Some(op) = pointwise(site.name) else {
+            self.error(
+                Diagnostic::error("E0312", format!("`{}` is a function of constants", site.name))
+                    .at(site.span, "an argument is no constant"),
+            );
+            return Ev::error(site.span);
         };
         if args.pos.len() != op.arity() {
             self.arity(site, op.arity());
@@ -510,4 +487,34 @@ impl<'a> Elab<'a> {
         );
         None
     }
+}
+
+/// The elementwise function of a name, apart from `clamp`, which is several.
+pub fn pointwise(name: &str) -> Option<MapOp> {
+    use MapOp::*;
+    Some(match name {
+        "exp" => Exp,
+        "expm1" => Expm1,
+        "log" => Log,
+        "log1p" => Log1p,
+        "sqrt" => Sqrt,
+        "rsqrt" => Rsqrt,
+        "square" => Square,
+        "abs" => Abs,
+        "sign" => Sign,
+        "tanh" => Tanh,
+        "sigmoid" => Sigmoid,
+        "softplus" => Softplus,
+        "erf" => Erf,
+        "sin" => Sin,
+        "cos" => Cos,
+        "floor" => Floor,
+        "ceil" => Ceil,
+        "round" => Round,
+        "max" => Max,
+        "min" => Min,
+        "where" => Where,
+        "floor_div" => FloorDiv,
+        _ => return None,
+    })
 }

@@ -373,9 +373,8 @@ fn open_arrays(fields: &[(String, Expr)], inputs: &[Input]) -> Result<(Part, u64
 fn shuffled(expr: &Expr) -> bool {
     match expr {
         Expr::Source(source) => source.shuffle,
-        Expr::Int(_) | Expr::Float(_) => true,
-        Expr::Neg(a) | Expr::Cast(_, a) => shuffled(a),
-        Expr::Binary(_, a, b) => shuffled(a) && shuffled(b),
+        Expr::Int(_) | Expr::Float(_) | Expr::Bool(_) => true,
+        Expr::Map(_, operands) => operands.iter().all(shuffled),
     }
 }
 

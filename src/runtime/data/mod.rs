@@ -11,9 +11,8 @@
 //!   table of characters to save with checkpoints (clone it before the loader moves into the prefetcher).
 //! - Validation: `Loader::open(&spec, &inputs, Order::Pass, chars)` with the training table, then `fill(i, &mut batch)` for
 //!   `i in 0..loader.batches()`; report `left_out()` once if it is not 0.
-//! - Which inputs data feeds is asked of `DataSpec::feeds(name)` while the model is compiled; hand only those to `open`.
-//!   Steps count from 0. Paths are opened as they are: resolve relative ones first (`sources_mut`). For `--data FILE`, take
-//!   `data.path()`, then `replace_path(old, new)` in both `data` and `valid`.
+//! - Hand those inputs to `open` that the data feeds. Steps count from 0. Paths are opened as they are: resolve relative
+//!   ones first. For `--data FILE`, take `data.path()`, then `replace_path(old, new)` in both `data` and `valid`.
 //!
 //! Choices: a stream's epoch has the windows that exist at every offset, `(n - seq) / seq` of them (a part that holds a
 //! single window moves it as far as there is room). Ids are `int`s, so below 2^31. The bytes beyond a line of `lines` are
@@ -42,7 +41,7 @@ pub use chars::CharTable;
 pub use file::reason;
 pub use loader::{Loader, Order};
 pub use prefetch::Prefetcher;
-pub use spec::{BinOp, Bound, DataSpec, Dim, Expr, IdWidth, Input, STREAM_FIELDS, Source, SourceKind};
+pub use spec::{Bound, DataSpec, Dim, Expr, IdWidth, Input, STREAM_FIELDS, Source, SourceKind};
 
 #[cfg(test)]
 mod tests;

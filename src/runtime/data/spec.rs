@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::types::DType;
+use crate::types::{DType, MapOp};
 
 /// One file and how to read it. Paths are opened as they are: the caller resolves relative ones.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -30,10 +30,12 @@ pub enum SourceKind {
         width: IdWidth,
         end: Option<u32>,
     },
-    /// Stream of the ids that a `tokenizer.json` makes of a text file.
+    /// Stream of the ids that a `tokenizer.json` makes of a text file. The token `end` closes every document; documents
+    /// are what stands between the texts `split`, or the whole file.
     Text {
         tokenizer: PathBuf,
-        end: Option<u32>,
+        end: Option<String>,
+        split: Option<String>,
     },
     /// Each line one sample.
     Lines,
@@ -86,18 +88,9 @@ pub enum Expr {
     /// Written without a point or exponent.
     Int(i64),
     Float(f64),
-    Neg(Box<Expr>),
-    Binary(BinOp, Box<Expr>, Box<Expr>),
-    Cast(DType, Box<Expr>),
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum BinOp {
-    Add,
-    Sub,
-    Mul,
-    /// Of ints too gives a float.
-    Div,
+    Bool(bool),
+    /// As many operands as the function takes. `Div` of ints, too, gives a float.
+    Map(MapOp, Vec<Expr>),
 }
 
 /// The `data` or `valid` statement.
@@ -113,14 +106,6 @@ pub enum DataSpec {
 pub const STREAM_FIELDS: [&str; 4] = ["tokens", "targets", "document", "position"];
 
 impl DataSpec {
-    /// Whether this data feeds an input of that name (an array without a block feeds any one input).
-    pub fn feeds(&self, input: &str) -> bool {
-        match self {
-            DataSpec::Whole(source) => source.kind.is_array() || STREAM_FIELDS.contains(&input),
-            DataSpec::Fields(fields) => fields.iter().any(|(name, _)| name == input),
-        }
-    }
-
     /// The path of the first source.
     pub fn path(&self) -> Option<PathBuf> {
         self.clone().sources_mut().first().map(|source| source.path.clone())
@@ -148,12 +133,8 @@ impl Expr {
     fn collect_sources<'a>(&'a mut self, out: &mut Vec<&'a mut Source>) {
         match self {
             Expr::Source(source) => out.push(source),
-            Expr::Int(_) | Expr::Float(_) => {}
-            Expr::Neg(a) | Expr::Cast(_, a) => a.collect_sources(out),
-            Expr::Binary(_, a, b) => {
-                a.collect_sources(out);
-                b.collect_sources(out);
-            }
+            Expr::Int(_) | Expr::Float(_) | Expr::Bool(_) => {}
+            Expr::Map(_, operands) => operands.iter_mut().for_each(|e| e.collect_sources(out)),
         }
     }
 }

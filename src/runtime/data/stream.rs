@@ -55,9 +55,10 @@ impl Stream {
                 }
                 (file, width as usize)
             }
-            SourceKind::Text { tokenizer, end: e } => {
-                end = *e;
-                let ids = Tokenizer::from_file(tokenizer)?.encode(&read_text(path)?)?;
+            SourceKind::Text { tokenizer, end: token, split } => {
+                let tokenizer = Tokenizer::from_file(tokenizer)?;
+                end = token.as_ref().map(|t| tokenizer.known_token(t)).transpose()?;
+                let ids = documents(&tokenizer, &read_text(path)?, split.as_deref(), end)?;
                 (DataFile::memory(path, ids.iter().flat_map(|id| id.to_le_bytes()).collect()), 4)
             }
             other => return Err(RuntimeError::internal(format!("`{}` is no stream", other.name()))),
@@ -133,6 +134,20 @@ fn check_table(path: &Path, table: &CharTable, bound: Option<&Bound>) -> Result<
     )
     .place(path.display())
     .help(format!("write `dim {} = {}`", bound.dim, table.len())))
+}
+
+/// The ids of a text's documents, each with the end token behind it, unless its text brings it.
+fn documents(tokenizer: &Tokenizer, text: &str, split: Option<&str>, end: Option<u32>) -> Result<Vec<u32>> {
+    let mut ids = vec![];
+    let parts: Vec<&str> = match split {
+        Some(by) => text.split(by).map(|d| d.trim_matches(['\n', '\r'])).collect(),
+        None => vec![text],
+    };
+    for part in parts.into_iter().filter(|p| !p.is_empty()) {
+        ids.extend(tokenizer.encode(part)?);
+        ids.extend(end.filter(|e| ids.last() != Some(e)));
+    }
+    Ok(ids)
 }
 
 fn encode_chars(path: &Path, text: &str, table: &CharTable) -> Result<(DataFile, usize)> {

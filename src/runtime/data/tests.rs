@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::*;
 use crate::runtime::error::RuntimeError;
-use crate::types::DType;
+use crate::types::{DType, MapOp};
 
 fn dim(name: &str, size: usize) -> Dim {
     Dim { name: name.into(), size }
@@ -195,13 +195,33 @@ fn text_goes_through_a_tokenizer() {
             "model":{"type":"WordLevel","vocab":{"to":0,"be":1,"or":2,"not":3},"unk_token":"or"}}"#,
     );
     let path = write(dir.path(), "t.txt", b"to be or not to be");
-    let spec = DataSpec::Whole(Source::new(path, SourceKind::Text { tokenizer, end: None }));
+    let text = |end: Option<&str>, split: Option<&str>| {
+        let (end, split) = (end.map(String::from), split.map(String::from));
+        DataSpec::Whole(Source::new(&path, SourceKind::Text { tokenizer: tokenizer.clone(), end, split }))
+    };
+    let spec = text(None, None);
     let mut loader = Loader::open(&spec, &[ids("tokens", 1, 5)], Order::Pass, None).unwrap();
     assert_eq!(rows(&loader.batch(0).unwrap(), "tokens"), [[0, 1, 2, 3, 0]]);
     let bound = Bound { dim: "vocab".into(), size: 3, negative: false };
     let input = Input { bound: Some(bound), ..ids("tokens", 1, 5) };
     let e = Loader::open(&spec, &[input], Order::Pass, None).unwrap_err();
     assert!(e.message.contains("id 3 at position 3"), "{e}");
+
+    // the end of the file, and of what stands between "or"s; the token in the text ends a document, too
+    let all = |spec: &DataSpec, n: usize| {
+        let inputs = [ids("tokens", 1, n), ids("targets", 1, n), ids("document", 1, n), ids("position", 1, n)];
+        let batch = Loader::open(spec, &inputs, Order::Pass, None).unwrap().batch(0).unwrap();
+        ["tokens", "targets", "document", "position"].map(|f| rows(&batch, f).remove(0))
+    };
+    let [tokens, targets, document, position] = all(&text(Some("or"), None), 6);
+    assert_eq!((tokens, targets), (vec![0, 1, 2, 3, 0, 1], vec![1, 2, 3, 0, 1, 2]));
+    assert_eq!((document, position), (vec![0, 0, 0, 1, 1, 1], vec![0, 1, 2, 0, 1, 2]));
+    std::fs::write(&path, "\nto be\n\nnot to be or\n\n\n\nto\n").unwrap();
+    let [tokens, targets, document, _] = all(&text(Some("or"), Some("\n\n")), 8);
+    assert_eq!((tokens, targets[7]), (vec![0, 1, 2, 3, 0, 1, 2, 0], 2));
+    assert_eq!(document, [0, 0, 0, 1, 1, 1, 1, 2]);
+    let e = Loader::open(&text(Some("and"), None), &[ids("tokens", 1, 5)], Order::Pass, None).unwrap_err();
+    assert!(e.code == "E0803" && e.message.contains("has no token `and`"), "{e}");
 }
 
 fn image_input(dims: Vec<Dim>, dtype: DType) -> Input {
@@ -218,7 +238,7 @@ fn images_and_labels_from_a_table() {
     let dir = tempfile::tempdir().unwrap();
     let table = write(dir.path(), "d.csv", b"p0,p1,p2,p3,label\n0,8,16,4,1\n1,2,3,4,0\n5,6,7,8,2\n");
     let csv = |column, count| Expr::Source(Source::new(&table, SourceKind::Csv { column, count }));
-    let pixels = Expr::Binary(BinOp::Div, Box::new(csv(None, Some(4))), Box::new(Expr::Int(16)));
+    let pixels = Expr::Map(MapOp::Div, vec![csv(None, Some(4)), Expr::Int(16)]);
     let spec = DataSpec::Fields(vec![("label".into(), csv(Some(4), None)), ("image".into(), pixels)]);
     let image = image_input(vec![dim("batch", 2), dim("row", 2), dim("col", 2)], DType::F32);
     let mut loader = Loader::open(&spec, &[image.clone(), label_input(2, 3)], Order::Pass, None).unwrap();
@@ -344,20 +364,15 @@ fn the_prefetcher_passes_errors_on() {
 }
 
 #[test]
-fn descriptions_survive_serialisation_and_know_what_they_feed() {
+fn descriptions_survive_serialisation_and_take_another_path() {
     let x = Source { from: 0.25, ..Source::new("x.npy", SourceKind::Npy) };
-    let expr = Expr::Cast(
-        DType::I32,
-        Box::new(Expr::Binary(BinOp::Div, Box::new(Expr::Source(x)), Box::new(Expr::Float(2.0)))),
-    );
+    let half = Expr::Map(MapOp::Div, vec![Expr::Source(x), Expr::Float(2.0)]);
+    let expr = Expr::Map(MapOp::Cast(DType::I32), vec![half]);
     let mut spec = DataSpec::Fields(vec![("label".into(), expr)]);
     let packed = postcard::to_allocvec(&spec).unwrap();
     assert_eq!(postcard::from_bytes::<DataSpec>(&packed).unwrap(), spec);
-    assert!(spec.feeds("label") && !spec.feeds("tokens"));
     assert_eq!(spec.path().unwrap(), Path::new("x.npy"));
     spec.replace_path(Path::new("z.npy"), Path::new("no.npy"));
     spec.replace_path(Path::new("x.npy"), Path::new("y.npy"));
     assert_eq!(spec.sources_mut()[0].path, Path::new("y.npy"));
-    let stream = DataSpec::Whole(Source::new("x", SourceKind::Bytes));
-    assert!(stream.feeds("document") && !stream.feeds("label"));
 }
