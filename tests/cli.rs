@@ -8,6 +8,8 @@ mod data;
 mod programs;
 #[path = "common/run.rs"]
 mod run;
+#[path = "cli/sampling.rs"]
+mod sampling;
 #[path = "cli/training.rs"]
 mod training;
 

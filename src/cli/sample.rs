@@ -33,6 +33,10 @@ pub struct How {
     /// Text to go on from (may be given several times)
     #[arg(long, value_name = "TEXT")]
     pub prompt: Vec<String>,
+    /// The value of another input of the item: an .npy file, a number for all elements, a number for each (1,2,3), or
+    /// text for a sequence (may be given several times)
+    #[arg(long, value_name = "NAME=VALUE", value_parser = input)]
+    pub input: Vec<(String, String)>,
     /// The most elements (bytes, characters, tokens) to draw
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub length: Option<u64>,
@@ -54,6 +58,13 @@ pub struct How {
     /// Where the arrays of a written-out sampler go, as .npy files
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+}
+
+fn input(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.trim().is_empty() => Ok((name.trim().to_string(), value.to_string())),
+        _ => Err("expected NAME=VALUE".to_string()),
+    }
 }
 
 /// Elements drawn where neither the item nor the command line says.
@@ -87,6 +98,7 @@ pub fn sampled(
     let from = Checkpoint::open(&dir)?;
     let draws = Draws { temperature: how.temperature, top_k: how.top_k, top_p: how.top_p };
     let mut sampler = Sampler::open(program, recipe, &from, draws, how.seed, threads)?;
+    sampler.set_inputs(&how.input)?;
     if sampler.recipe().fed.is_none() {
         return arrays(&mut sampler, how, sources, out);
     }
@@ -157,12 +169,6 @@ fn one(
 }
 
 fn arrays(sampler: &mut Sampler, how: &How, sources: &SourceMap, out: &mut Output) -> Outcome<Code> {
-    if let Some(input) = sampler.recipe().inputs.first() {
-        return Err(Findings::of(
-            Diagnostic::error("E0803", format!("the sample item needs its input `{}`", input.name))
-                .help("give the input a default in the sample item"),
-        ));
-    }
     let dir = how.out.clone().unwrap_or_else(|| PathBuf::from("samples"));
     for number in 0..how.count {
         let found = sampler.whole(number).map_err(|stop| Findings::of_stop(stop, sources))?;

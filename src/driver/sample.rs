@@ -16,6 +16,7 @@ use crate::program::Program;
 use crate::resolve::{self, Entity};
 use crate::runtime::RuntimeError;
 use crate::runtime::checkpoint::TensorInfo;
+use crate::runtime::data::Input;
 use crate::source::World;
 use crate::stream;
 use crate::syntax::ast::{ItemKind, Sample, StmtKind};
@@ -32,7 +33,8 @@ pub struct SampleRecipe {
     pub params: Vec<TensorInfo>,
     /// Model states that it reads.
     pub states: Vec<TensorInfo>,
-    pub inputs: Vec<TensorInfo>,
+    /// Those that it reads, the fed one among them.
+    pub inputs: Vec<Input>,
     pub fed: Option<Fed>,
     pub text: Option<TextForm>,
     pub length: Option<u64>,
@@ -210,12 +212,9 @@ fn recipe(facts: &SampleFacts, item: &Sample, g: &Graph, base: &std::path::Path)
             .map(|s| info(&s.path, s.dtype, &s.dims))
             .collect(),
         // Tables keep the inputs of the whole model; those that the sampler does not read need no value.
-        inputs: (g.ops.iter())
-            .filter_map(|o| match o.op {
-                ir::Op::Input(i) => Some(&g.inputs[i.index()]),
-                _ => None,
-            })
-            .map(|i| info(&i.name, i.dtype, &i.dims))
+        inputs: (super::data::inputs(g, None).into_iter().enumerate())
+            .filter(|(n, _)| g.ops.iter().any(|o| matches!(o.op, ir::Op::Input(i) if i.index() == *n)))
+            .map(|(_, input)| input)
             .collect(),
         fed: None,
         text: facts.text.as_ref().map(|(t, _)| match t {

@@ -5,11 +5,12 @@ use super::engine::stop;
 use super::findings::Stop;
 use super::sample::{CHUNK, Fed, PRELUDE, STEP, SampleRecipe, TextForm, WHOLE};
 use super::weights::{AVERAGE, MODEL};
+use crate::diag::did_you_mean;
 use crate::elaborate::sample::{NEXT, TEMPERATURE};
-use crate::program::{Action, Library, OutputKind, Program};
+use crate::program::{Action, Library, OutputKind, Program, Slot};
 use crate::runtime::RuntimeError;
 use crate::runtime::checkpoint::{Checkpoint, TensorInfo};
-use crate::runtime::data::CharTable;
+use crate::runtime::data::{CharTable, Input, given};
 use crate::runtime::exec::{ExecOptions, Executor, RunArgs};
 use crate::runtime::tokenizer::{Bytes, Chars, Codec, Tokenizer};
 use std::sync::Arc;
@@ -118,25 +119,46 @@ impl Sampler {
         })
     }
 
-    /// Sets an input other than the fed one, before the first position.
-    pub fn set_input(&mut self, name: &str, bytes: &[u8]) -> Result<(), RuntimeError> {
-        let program = self.exec.program().clone();
-        let mut found = false;
-        for (n, slot) in program.inputs.iter().enumerate().filter(|(_, s)| s.path == name) {
-            if slot.bytes() != bytes.len() {
+    /// Gives every input other than the fed one its value, as the command line says it.
+    pub fn set_inputs(&mut self, values: &[(String, String)]) -> Result<(), RuntimeError> {
+        let fed = self.recipe.fed.as_ref().map(|f| f.input.as_str());
+        let inputs: Vec<Input> = self.recipe.inputs.iter().filter(|i| Some(i.name.as_str()) != fed).cloned().collect();
+        for (n, (name, _)) in values.iter().enumerate() {
+            let names: Vec<&str> = inputs.iter().map(|i| i.name.as_str()).collect();
+            let (message, help) = if Some(name.as_str()) == fed {
+                (format!("the sample item feeds `{name}` itself"), "give its beginning with `--prompt`".to_string())
+            } else if !names.contains(&name.as_str()) {
+                let help = match did_you_mean(name, names.iter().copied()) {
+                    Some(near) => format!("did you mean `{near}`?"),
+                    None if names.is_empty() => "leave out `--input`".to_string(),
+                    None => format!("its inputs: {}", names.join(", ")),
+                };
+                (format!("the sample item reads no input `{name}`"), help)
+            } else if values[..n].iter().any(|(other, _)| other == name) {
+                (format!("input `{name}` is given twice"), "keep one".to_string())
+            } else {
+                continue;
+            };
+            return Err(RuntimeError::new("E0902", message).help(help));
+        }
+        for input in &inputs {
+            let Some((name, text)) = values.iter().find(|(name, _)| *name == input.name) else {
                 return Err(RuntimeError::new(
                     "E0803",
-                    format!("input `{name}` takes {} bytes, {} are given", slot.bytes(), bytes.len()),
+                    format!("the sample item needs its input {}", input.describe()),
                 )
-                .help(format!("its shape is {:?}", slot.shape)));
+                .help(format!("give it with `--input {}=FILE.npy`, or a default in the program", input.name)));
+            };
+            let bytes = given(input, text, &|| self.codec())?;
+            let shape: Vec<usize> = input.dims.iter().map(|d| d.size).collect();
+            // A program may have inputs of this name and other sizes: of training, or of the model.
+            let program = self.exec.program().clone();
+            let same = |s: &Slot| s.path == *name && s.shape == shape && s.dtype == input.dtype;
+            for (n, _) in program.inputs.iter().enumerate().filter(|(_, s)| same(s)) {
+                self.exec.input_mut(n).copy_from_slice(&bytes);
             }
-            self.exec.input_mut(n).copy_from_slice(bytes);
-            found = true;
         }
-        if found {
-            return Ok(());
-        }
-        Err(RuntimeError::new("E0803", format!("the sample item has no input `{name}`")))
+        Ok(())
     }
 
     /// Goes on from a prompt of at least one id: up to `length` new ids, each given to `take` as it comes, until that says

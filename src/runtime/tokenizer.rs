@@ -219,9 +219,9 @@ impl Codec for Tokenizer {
         self.inner.get_added_tokens_decoder().get(&id).is_some_and(|t| t.special).then_some(id)
     }
 
-    /// The marks that begin texts in common vocabularies.
+    /// The marks that begin texts in common vocabularies (T5's decoder begins with padding).
     fn begin(&self) -> Option<u32> {
-        ["<s>", "<|begin_of_text|>", "<bos>", "<|endoftext|>", "[CLS]"].iter().find_map(|t| self.token_id(t))
+        ["<s>", "<|begin_of_text|>", "<bos>", "<|endoftext|>", "[CLS]", "<pad>"].iter().find_map(|t| self.token_id(t))
     }
 
     fn decoder(&self) -> Box<dyn Decoder + '_> {

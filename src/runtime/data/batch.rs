@@ -40,7 +40,7 @@ impl Batch {
 }
 
 impl Field {
-    fn new(input: &Input) -> Field {
+    pub(super) fn new(input: &Input) -> Field {
         let sizes: Vec<usize> = input.dims.iter().map(|d| d.size).collect();
         let bytes = sizes.iter().product::<usize>() * input.dtype.bytes();
         Field {

@@ -430,7 +430,7 @@ fn wrong_type(what: &str, gives: &str, input: &Input) -> RuntimeError {
     }
 }
 
-fn fits(v: f64, input: &Input) -> bool {
+pub(super) fn fits(v: f64, input: &Input) -> bool {
     match input.dtype {
         DType::Bool => v == 0.0 || v == 1.0,
         DType::I32 => {
@@ -441,14 +441,19 @@ fn fits(v: f64, input: &Input) -> bool {
     }
 }
 
-fn unfit(compiled: &Compiled, input: &Input, sample: u64, element: usize, value: f64) -> RuntimeError {
-    let array = compiled.array();
-    let why = match (&input.bound, input.dtype) {
+/// Why a value does not fit; goes on from "value x for input `y`".
+pub(super) fn misfit(input: &Input) -> String {
+    match (&input.bound, input.dtype) {
         (_, DType::Bool) => "is neither 0 nor 1".to_string(),
         (Some(b), _) if b.negative => format!("is not below dim {} = {}", b.dim, b.size),
         (Some(b), _) => format!("is not in 0 .. dim {} = {}", b.dim, b.size),
         (None, _) => "does not fit a 32-bit int".to_string(),
-    };
+    }
+}
+
+fn unfit(compiled: &Compiled, input: &Input, sample: u64, element: usize, value: f64) -> RuntimeError {
+    let array = compiled.array();
+    let why = misfit(input);
     RuntimeError::new(
         "E0803",
         format!(

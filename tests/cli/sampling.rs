@@ -1,0 +1,143 @@
+//! Inputs that a sampler takes beside the prompt.
+
+use crate::run::{partita, succeeds};
+use crate::{err, fails, out, write};
+use std::process::Command;
+use tempfile::TempDir;
+
+/// Says what `source` says: the next element at a position is the source's at that position. Trained for a step that
+/// changes nothing.
+const ECHO: &str = r#"
+dim batch = 2, seq = 40, src = 8, vocab = 256
+optimizer keep(w: [..], g: [..]) -> [..] { w - 0 * g }
+model Echo(source: int[batch, src], tokens: int[batch, seq], targets: int[batch, seq]) {
+    param sharp: [] = 50
+    param table: [vocab] = 0
+    let said: int[batch, seq] = source[src = min(iota[seq], src - 1)]
+    let seen: bool[batch, seq, vocab] = iota[vocab] == said
+    let score: [batch, seq, vocab] = sharp * seen + table[vocab = tokens]
+    output logits = score
+    loss mean[batch, seq, vocab](square(logits)) + 0 * mean[batch, seq](targets)
+}
+train Echo {
+    data { source = npy("source.npy"), tokens = npy("tokens.npy"), targets = npy("tokens.npy") }
+    optimizer keep()
+    steps 1
+}
+sample Echo {
+    feed tokens[seq] = draw[vocab](logits)
+    text bytes
+}
+"#;
+
+/// A sampler that is written out, with a vector and a number.
+const SCALED: &str = r#"
+dim batch = 2, width = 3
+optimizer keep(w: [..], g: [..]) -> [..] { w - 0 * g }
+model M(x: [batch, width]) {
+    param w: [] = 2
+    loss mean[batch, width](square(w * x))
+}
+train M {
+    data { x = npy("x.npy") }
+    optimizer keep()
+    steps 1
+}
+sample M(x: [width], n: int, on: bool) {
+    output y = where(on, x * n, -x)
+}
+"#;
+
+fn npy(descr: &str, shape: &str, data: &[u8]) -> Vec<u8> {
+    let mut header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({shape}), }}");
+    header += &" ".repeat(63 - (10 + header.len()) % 64);
+    header.push('\n');
+    let mut all = b"\x93NUMPY\x01\x00".to_vec();
+    all.extend((header.len() as u16).to_le_bytes());
+    all.extend(header.as_bytes());
+    all.extend(data);
+    all
+}
+
+fn echo() -> TempDir {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    write(folder.path(), "echo.pta", ECHO);
+    write(folder.path(), "source.npy", npy("|u1", "2, 8", &[1; 16]));
+    write(folder.path(), "tokens.npy", npy("|u1", "2, 40", &[1; 80]));
+    succeeds(folder.path(), &["train", "echo.pta"]);
+    folder
+}
+
+const SAMPLE: &[&str] = &["sample", "echo.pta", "--prompt", "hello w", "--temperature", "0", "--length", "3"];
+
+#[test]
+fn a_sequence_is_given_as_text_numbers_or_a_file() {
+    let folder = echo();
+    let at = folder.path();
+    write(
+        at,
+        "one.npy",
+        npy("<i8", "8,", &[b'6', b'7'].repeat(4).iter().flat_map(|b| i64::from(*b).to_le_bytes()).collect::<Vec<_>>()),
+    );
+    for (given, wanted) in [
+        ("source=abcdefgh", "hello wghh"),
+        ("source=65,66,67,68,69,70,71,72", "hello wGHH"),
+        ("source=90", "hello wZZZ"),
+        ("source=one.npy", "hello w677"),
+        ("source=\"12345678\"", "hello w788"),
+    ] {
+        let said = succeeds(at, &[SAMPLE, &["--input", given]].concat());
+        assert_eq!(said.trim_end(), wanted, "{given}");
+    }
+    succeeds(at, &["build", "echo.pta", "-o", "prog"]);
+    let mut built = Command::new(at.join("prog"));
+    built.args(&SAMPLE[..1]).args(&SAMPLE[2..]).args(["--input", "source=90"]).current_dir(at);
+    let output = built.output().expect("the program runs");
+    assert_eq!(out(&output).trim_end(), "hello wZZZ", "{}", err(&output));
+}
+
+#[test]
+fn what_does_not_fit_an_input_is_said() {
+    let folder = echo();
+    let at = folder.path();
+    write(at, "floats.npy", npy("<f4", "8,", &[0; 32]));
+    write(at, "short.npy", npy("|u1", "7,", &[0; 7]));
+    for (given, code, words) in [
+        (&[][..], "E0803", "needs its input source: int[batch = 1, src = 8]"),
+        (&["--input", "sorce=1"], "E0902", "did you mean `source`?"),
+        (&["--input", "tokens=1"], "E0902", "--prompt"),
+        (&["--input", "source=1", "--input", "source=2"], "E0902", "twice"),
+        (&["--input", "source=1,2"], "E0803", "has 2 elements"),
+        (&["--input", "source=3000000000"], "E0803", "32-bit"),
+        (&["--input", "source=far too long"], "E0803", "12 elements"),
+        (&["--input", "source=floats.npy"], "E0803", "floats"),
+        (&["--input", "source=short.npy"], "E0803", "shape [7]"),
+        (&["--input", "source=gone.npy"], "E0801", "gone.npy"),
+    ] {
+        let said = fails(at, &[SAMPLE, given].concat(), 1, code);
+        assert!(said.contains(words), "{given:?}: {said}");
+    }
+    assert_eq!(partita(at, &[SAMPLE, &["--input", "source"]].concat()).status.code(), Some(2));
+}
+
+#[test]
+fn a_sampler_that_is_written_out_takes_its_arguments() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let at = folder.path();
+    write(at, "m.pta", SCALED);
+    write(at, "x.npy", npy("|u1", "2, 3", &[1, 2, 3, 4, 5, 6]));
+    succeeds(at, &["train", "m.pta"]);
+    let drawn = |x: &str, n: &str, on: &str| -> Vec<f32> {
+        let given = [x, n, on].map(|v| ["--input", v]).concat();
+        succeeds(at, &[&["sample", "m.pta", "--out", "."][..], &given].concat());
+        let bytes = std::fs::read(at.join("y.npy")).expect("it was written");
+        bytes[bytes.len() - 12..].chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("four"))).collect()
+    };
+    assert_eq!(drawn("x=0.5,1,2", "n=3", "on=1"), [1.5, 3.0, 6.0]);
+    assert_eq!(drawn("x=0.5", "n=3", "on=0"), [-0.5; 3]);
+    let said = fails(at, &["sample", "m.pta", "--input", "x=1", "--input", "n=1"], 1, "E0803");
+    assert!(said.contains("on: bool[]"), "{said}");
+    fails(at, &["sample", "m.pta", "--input", "x=1", "--input", "n=0.5", "--input", "on=1"], 1, "E0803");
+    fails(at, &["sample", "m.pta", "--input", "x=1", "--input", "n=1", "--input", "on=2"], 1, "E0803");
+    fails(at, &["sample", "m.pta", "--input", "x=one", "--input", "n=1", "--input", "on=1"], 1, "E0902");
+}
