@@ -59,7 +59,7 @@ fn dispatch(cli: Cli, program: Program, bundle: Bundle, out: &mut Output) -> Out
             recipe.apply(&how.overrides());
             let mut engine = Compiled::open(program, &recipe, cli.threads, false)?;
             train::introduce(&recipe, engine.threads(), out);
-            train::follow(&recipe, &mut engine, &how.request(&recipe, false), &texts, out)
+            train::follow(&recipe, &mut engine, &how.request(&recipe, false), &texts, false, out)
         }
         Command::Eval(how) => {
             recipe.apply(&how.overrides());

@@ -44,7 +44,8 @@ fn train(args: &TrainArgs, threads: usize, out: &mut Output) -> Outcome<Code> {
         out.line(format!("{} steps, not run", grouped(recipe.steps)));
         return Ok(OK);
     }
-    follow(&recipe, &mut *engine, &args.how.request(&recipe, args.debug_nan), &g.findings.sources, out)
+    let request = args.how.request(&recipe, args.debug_nan);
+    follow(&recipe, &mut *engine, &request, &g.findings.sources, args.compile.timings, out)
 }
 
 /// What is going to be trained.
@@ -66,17 +67,23 @@ pub fn directory(named: Option<&Path>, recipe: &Recipe) -> PathBuf {
     named.map_or_else(|| Path::new("runs").join(&recipe.name), Path::to_path_buf)
 }
 
-/// Trains, and shows how it goes.
+/// Trains, and shows how it goes; `timed`: and how long it took until the first step.
 pub fn follow(
     recipe: &Recipe,
     engine: &mut dyn Engine,
     request: &TrainRequest,
     sources: &SourceMap,
+    timed: bool,
     out: &mut Output,
 ) -> Outcome<Code> {
     let stop = StopFlag::install()?;
     let mut progress = Progress::new(&recipe.unit);
-    let ended = train::train(recipe, engine, request, &stop, &mut |event| event_shown(event, &mut progress, out));
+    let ended = train::train(recipe, engine, request, &stop, &mut |event| {
+        if let (true, Event::Begin { opening, .. }) = (timed, &event) {
+            out.say(timing("initial values", *opening));
+        }
+        event_shown(event, &mut progress, out);
+    });
     progress.finish();
     let ended = ended.map_err(|stop| Findings::of_stop(stop, sources))?;
     report(&ended, recipe, out);
@@ -140,8 +147,12 @@ pub fn warnings(f: &Findings, out: &Output) {
 
 pub fn timings(all: &[(&'static str, Duration)], out: &Output) {
     for (name, time) in all {
-        out.say(format!("{name:<16} {:>9.1} ms", time.as_secs_f64() * 1e3));
+        out.say(timing(name, *time));
     }
     let total: Duration = all.iter().map(|t| t.1).sum();
-    out.say(format!("{:<16} {:>9.1} ms", "total", total.as_secs_f64() * 1e3));
+    out.say(timing("total", total));
+}
+
+fn timing(name: &str, time: Duration) -> String {
+    format!("{name:<16} {:>9.1} ms", time.as_secs_f64() * 1e3)
 }

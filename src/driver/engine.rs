@@ -44,7 +44,7 @@ impl Figure {
 
 /// Runs steps. Parameters and states are bytes in native order, row-major in declared order.
 pub trait Engine {
-    /// Sets parameters and states to their initial values.
+    /// Sets parameters and states to their initial values; to be called at most once, before all else.
     fn init(&mut self, seed: u64) -> Result<(), Stop>;
 
     /// Runs one step on a batch; `number` counts steps of training, or batches of evaluation.

@@ -13,7 +13,7 @@ use crate::diag::{Diagnostic, Sink, did_you_mean};
 use crate::elaborate::train::TrainFacts;
 use crate::elaborate::weights::{self, WeightsMap};
 use crate::elaborate::{Elab, Mode};
-use crate::ir::{Graph, OutputKind, StateKind, prune};
+use crate::ir::{Constant, Graph, Op, OutputKind, StateKind, prune};
 use crate::kernel::{self, Module};
 use crate::memory;
 use crate::program::{Program, Role};
@@ -96,12 +96,29 @@ pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
             with(d, &c.sources)
         })?;
     }
+    let init = p.run("drop zeros", || without_zeros(init));
     let [train, eval, init] = p.run("prune", || [train, eval, init].map(|g| prune::prune(&g)));
     for (name, graph) in [("train-pruned", &train), ("eval-pruned", &eval), ("init-pruned", &init)] {
         p.graph(name, graph, &c.sources)?;
     }
     let findings = Findings { sources: c.sources, sink: found };
     Ok(Graphs { findings, recipe, train, eval, init, timings: p.timings })
+}
+
+/// Parameters and states are zeros before their initial values are computed, so those that begin as zeros need no pass
+/// over their memory (of Adam's two moments, twice the model's).
+fn without_zeros(mut init: Graph) -> Graph {
+    let is_zero = |mut value| loop {
+        match init.def_op(value).map(|o| (&o.op, &o.args)) {
+            Some((Op::Constant(Constant::Splat(x)), _)) => break x.to_bits() == 0,
+            Some((Op::Broadcast { .. }, args)) => value = args[0],
+            _ => break false,
+        }
+    };
+    let zeros: Vec<bool> = init.outputs.iter().map(|o| is_zero(o.value)).collect();
+    let mut zeros = zeros.into_iter();
+    init.outputs.retain(|_| !zeros.next().expect("one for each output"));
+    init
 }
 
 /// All routines of training.

@@ -12,7 +12,7 @@ use crate::runtime::data::{Batch, CharTable, Loader, Order, Prefetcher};
 use crate::runtime::metrics::{EventFile, JsonLines, Record};
 use crate::runtime::stop::StopFlag;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// How to run a recipe.
 #[derive(Clone, Debug, Default)]
@@ -32,10 +32,22 @@ pub struct TrainRequest {
 /// What happens during training.
 #[derive(Debug)]
 pub enum Event {
-    Begin { first: u64, steps: u64, seed: u64, threads: usize },
+    /// The first step is next; data and initial values (or a checkpoint's) took `opening`.
+    Begin {
+        first: u64,
+        steps: u64,
+        seed: u64,
+        opening: Duration,
+    },
     Step(Progress),
-    Valid { step: u64, result: Evaluation },
-    Saved { step: u64, path: PathBuf },
+    Valid {
+        step: u64,
+        result: Evaluation,
+    },
+    Saved {
+        step: u64,
+        path: PathBuf,
+    },
     Note(String),
     Warning(Diagnostic),
 }
@@ -94,8 +106,9 @@ pub fn train(
         .help("leave `--seed` out to go on, or begin anew with another `--out DIR`")
         .into());
     }
+    let start = Instant::now();
     let mut run = Run::open(recipe, engine, request, found.as_ref(), tell)?;
-    tell(Event::Begin { first: run.step, steps: recipe.steps, seed: run.seed, threads: engine.threads() });
+    tell(Event::Begin { first: run.step, steps: recipe.steps, seed: run.seed, opening: start.elapsed() });
     let outcome = run.go(engine, stop, tell);
     // Whatever happened, a save that was begun is finished and reported.
     let last = run.saver.finish();

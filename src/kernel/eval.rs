@@ -191,7 +191,13 @@ impl Machine<'_> {
                     }
                 }
             }
-            Library::Draw { .. } => unimplemented!("draws are tested where they run"),
+            Library::Draw { .. } => unimplemented!("draws of classes are tested where they run"),
+            Library::Random { out, dist, ref key } => {
+                let key = self.key(key);
+                for i in 0..self.routine.buffer(out).elements {
+                    self.set(out, i as i64, f64::from(rng::draw(dist, key, i as u64)));
+                }
+            }
             Library::Scatter { kind, x, index, out, batch, m, targets, width } => {
                 let dtype = self.routine.buffer(out).dtype;
                 let start = match kind {

@@ -221,6 +221,7 @@ fn library(l: &Library) -> String {
         Library::Draw { logits, out, rows, n, top_k, top_p, .. } => {
             format!("draw {out} = {logits} [{rows}, {n}] top_k {top_k} top_p {top_p}")
         }
+        Library::Random { out, dist, .. } => format!("random {out} {dist:?}"),
         Library::Scatter { kind, x, index, out, batch, m, targets, width } => {
             format!("scatter {} {out} = {x} at {index} [{batch}, {m} -> {targets}, {width}]", kind.name())
         }

@@ -4,6 +4,7 @@
 //! not in it already. All sizes, strides and offsets count elements unless a field says bytes.
 
 use super::{BufferId, SourceId};
+use crate::types::rng::Dist;
 use crate::types::{DType, ReduceKind};
 use serde::{Deserialize, Serialize};
 
@@ -128,6 +129,8 @@ pub enum Library {
     /// logits [rows, n] -> out [rows] (I32): a class drawn from softmax(logits) among the `top_k` largest (0: all) that hold
     /// `top_p` of the probability. Row r uses `rng::unit(key, r)`.
     Draw { logits: BufferId, out: BufferId, rows: usize, n: usize, top_k: u32, top_p: f64, key: Key },
+    /// out (F32): `rng::draw(dist, key, i)` at every i; `dist` is a distribution of floats.
+    Random { out: BufferId, dist: Dist, key: Key },
     /// x [batch, m, width], index [batch, m] (I32) -> out [batch, targets, width]: `kind` (Sum, Max, Min) over all m with
     /// index[b, m] = t, in ascending order of m; targets that nothing reaches get 0 (Sum), -inf (Max), inf (Min) or the
     /// bounds of I32. Negative indices are dropped; others are in range (the compiler has put a check before it).
@@ -183,6 +186,10 @@ impl Action {
                 key.turns.iter().for_each(|b| visit(*b, Access::Read));
                 visit(*out, Access::Write);
             }
+            Action::Library(Library::Random { out, key, .. }) => {
+                key.turns.iter().for_each(|b| visit(*b, Access::Read));
+                visit(*out, Access::Write);
+            }
             Action::Library(Library::Scatter { x, index, out, .. }) => {
                 visit(*x, Access::Read);
                 visit(*index, Access::Read);
@@ -205,6 +212,9 @@ impl Action {
             | Action::Library(Library::PackPlace { index: x, out, .. }) => [x, out].into_iter().for_each(change),
             Action::Library(Library::Draw { logits, out, key, .. }) => {
                 [logits, out].into_iter().chain(&mut key.turns).for_each(change);
+            }
+            Action::Library(Library::Random { out, key, .. }) => {
+                std::iter::once(out).chain(&mut key.turns).for_each(change);
             }
             Action::Library(Library::Scatter { x, index, out, .. }) => [x, index, out].into_iter().for_each(change),
             Action::Loop(l) => {

@@ -49,6 +49,7 @@ pub fn turns(turns: &[i32]) -> u64 {
 }
 
 /// 32 random bits for a counter.
+#[inline(always)]
 pub fn bits(key: u64, counter: u64) -> u32 {
     let y = counter.wrapping_mul(key);
     let z = y.wrapping_add(key);
@@ -60,6 +61,7 @@ pub fn bits(key: u64, counter: u64) -> u32 {
 }
 
 /// In (0, 1): the middle of one of 2^23 equal cells, so never 0 or 1 (with 2^24 the last middle would round to 1).
+#[inline(always)]
 pub fn unit(key: u64, counter: u64) -> f32 {
     ((bits(key, counter) >> 9) as f32 + 0.5) * (1.0 / 8_388_608.0)
 }
@@ -84,6 +86,7 @@ pub const LN: [f32; 9] = [
 
 /// The natural logarithm of a positive normal number, in operations that every machine rounds alike; a library's is not
 /// the same everywhere.
+#[inline(always)]
 pub fn ln(x: f32) -> f32 {
     let root = std::f32::consts::FRAC_1_SQRT_2.to_bits() as i32;
     let relative = (x.to_bits() as i32).wrapping_sub(root);
@@ -96,6 +99,7 @@ pub fn ln(x: f32) -> f32 {
     e * LN2_HIGH + (f + y)
 }
 
+#[inline(always)]
 fn polynomial(x: f32, coefficients: &[f32; 9]) -> f32 {
     coefficients[1..].iter().fold(coefficients[0], |p, c| p * x + c)
 }
@@ -127,16 +131,19 @@ pub const ERFINV_FAR: [f32; 9] = [
 
 /// The inverse of the error function on (-1, 1), in f32 (the two-branch polynomial of M. Giles, "Approximating the
 /// erfinv function", GPU Computing Gems 2011).
+#[inline(always)]
 pub fn erfinv(x: f32) -> f32 {
     let w = -ln((1.0 - x) * (1.0 + x));
-    let p = if w < 5.0 { polynomial(w - 2.5, &ERFINV_NEAR) } else { polynomial(w.sqrt() - 3.0, &ERFINV_FAR) };
-    p * x
+    // Both, so that loops over draws become vectors.
+    let (near, far) = (polynomial(w - 2.5, &ERFINV_NEAR), polynomial(w.sqrt() - 3.0, &ERFINV_FAR));
+    (if w < 5.0 { near } else { far }) * x
 }
 
 /// 2 Phi(2) - 1: the mass of a normal distribution within two standard deviations.
 pub const TWO_SIGMA_MASS: f32 = 0.954_499_7;
 
 /// The value of a float distribution at one logical index.
+#[inline(always)]
 pub fn draw(dist: Dist, key: u64, index: u64) -> f32 {
     let u = unit(key, index);
     match dist {

@@ -6,7 +6,8 @@ use super::{Lowerer, Status, op_word};
 use crate::ir::*;
 use crate::kernel::simplify::simplify;
 use crate::kernel::{Carry, ExprId, Index, Kernel, LoopId, Node, Pass, Reduction, RegisterId, Statement, Store};
-use crate::program::{Access, Action, Arg, BufferId, Key, Launch, Step};
+use crate::program::{Access, Action, Arg, BufferId, Key, Launch, Library, Step};
+use crate::types::rng::Dist;
 use crate::types::{DType, MapOp, ReduceKind, ScanKind};
 use indexmap::IndexMap;
 use std::collections::HashMap;
@@ -396,6 +397,14 @@ impl Emitter<'_, '_, '_> {
         kernel.body = body;
         kernel.name.clone_from(&name);
         let kernel = simplify(kernel);
+        if let ([key], [out]) = (&keys[..], &args[..])
+            && let Some(dist) = fills(&kernel, low.routine.buffer(*out).elements)
+        {
+            let call = Library::Random { out: *out, dist, key: key.clone() };
+            let step = low.step(Action::Library(call), at, name);
+            steps.push(step);
+            return;
+        }
         let (rows, grain) = (kernel.row_count(), grain(&kernel));
         let args =
             args.iter().zip(&kernel.buffers).map(|(buffer, k)| Arg { buffer: *buffer, access: k.access }).collect();
@@ -403,6 +412,27 @@ impl Emitter<'_, '_, '_> {
         let step = low.step(Action::Launch(Launch { function, args, keys, rows, grain }), at, name);
         steps.push(step);
     }
+}
+
+/// The distribution of floats of a kernel that does nothing but fill its buffer with draws, each at its own index.
+fn fills(kernel: &Kernel, elements: usize) -> Option<Dist> {
+    let [Statement::Pass(pass)] = &kernel.body[..] else { return None };
+    let [Store { at, value, when: None, .. }] = &pass.stores[..] else { return None };
+    let Node::Random { dist, counter, .. } = &kernel.expr(*value).node else { return None };
+    let dense = at.base == 0 && at.exprs.is_empty() && {
+        let mut loops = at.loops.clone();
+        loops.sort_by_key(|(_, step)| *step);
+        let mut size = 1;
+        let fits = loops.iter().all(|(l, step)| {
+            let fits = *step == size;
+            size *= kernel.extents[l.index()] as i64;
+            fits
+        });
+        fits && size == elements as i64
+    };
+    let floats = kernel.buffers[0].dtype == DType::F32
+        && matches!(dist, Dist::Normal { .. } | Dist::TruncNormal { .. } | Dist::Uniform { .. });
+    (dense && floats && at == counter).then_some(*dist)
 }
 
 /// Rows for a thread: enough work, whole vectors.

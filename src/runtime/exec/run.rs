@@ -199,6 +199,10 @@ impl Executor {
                 });
                 Ok(())
             }
+            Library::Random { out, dist, key } => {
+                let key = self.key(routine, key, args);
+                library::fill(&self.pool, *dist, key, self.elements_mut::<f32>(r, routine, *out))
+            }
             Library::Scatter { kind, x, index, out, batch, m, targets, width } => {
                 let shape = Scatter { kind: *kind, batch: *batch, m: *m, targets: *targets, width: *width };
                 let index = self.elements::<i32>(r, routine, *index);

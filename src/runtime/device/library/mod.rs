@@ -1,4 +1,5 @@
-//! Kernels that are no loop nests of independent rows: orders, queues, draws of classes, scatters.
+//! Kernels that are no loop nests of independent rows (orders, queues, draws of classes, scatters), and arrays of random
+//! numbers, which plain code can fill faster.
 //!
 //! All work on row-major arrays. Results never depend on the number of threads. What needs memory beside its operands
 //! takes it from a scratch that the caller owns; [`scratch_bytes`] says how much.
@@ -6,11 +7,13 @@
 mod draw;
 mod order;
 mod pack;
+mod random;
 mod scatter;
 
 pub use draw::{Draw, draw};
 pub use order::{arg_sort, top_k};
 pub use pack::pack_place;
+pub use random::fill;
 pub use scatter::{Scatter, scatter};
 
 use crate::program::Library;
@@ -20,11 +23,9 @@ use half::{bf16, f16};
 /// Bytes that a call needs beside its operands; 8-byte aligned.
 pub fn scratch_bytes(call: &Library) -> usize {
     match call {
-        Library::ArgSort { .. } | Library::TopK { .. } | Library::PackPlace { .. } => match call {
-            // The length of each queue.
-            Library::PackPlace { n, .. } => pack::scratch_bytes(*n),
-            _ => 0,
-        },
+        Library::ArgSort { .. } | Library::TopK { .. } | Library::Random { .. } => 0,
+        // The length of each queue.
+        Library::PackPlace { n, .. } => pack::scratch_bytes(*n),
         Library::Draw { n, .. } => draw::scratch_bytes(*n),
         Library::Scatter { m, targets, .. } => scatter::scratch_bytes(*m, *targets),
     }
