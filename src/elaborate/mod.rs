@@ -3,13 +3,17 @@
 //! In: a resolved [`Program`], settings (`--set`, presets), a mode and a precision. Out: an [`ir::Graph`](crate::ir::Graph)
 //! with parameters, states, inputs and outputs, and a second graph that computes initial values.
 //! Checking and instantiation are one walk: the language checks a definition at each distinct use, so a checked use
-//! *is* an instantiated one. Definitions that nothing uses are walked once with open dims (`unused.rs`).
+//! *is* an instantiated one. Definitions that nothing uses are walked once with open dims (`model.rs`).
 //! Invariants: the graph passes `ir::verify`; after an error the value is [`Val::Error`], which silences what follows;
 //! nothing here recurses deeper than the nesting limit of the syntax times the number of nested definitions.
-//! Reading order: `value.rs`, `frame.rs`, `expr.rs`, `stmt.rs`, `call.rs`, `builtin/`, `model.rs`, `train.rs`, `slices.rs`.
+//! Reading order: `value.rs`, `frame.rs`, `expr.rs`; `call.rs` with `statics.rs` and `arguments.rs`; `stmt.rs` with `declare.rs`
+//! and `member.rs`; `builtin/`, `model.rs`; `train.rs` with `optimizer.rs` and `average.rs`; `slices.rs`.
 
+mod arguments;
+mod average;
 pub mod builtin;
 pub mod call;
+mod declare;
 pub mod dims;
 pub mod elementwise;
 pub mod expr;
@@ -18,12 +22,15 @@ pub mod frame;
 pub mod index;
 pub mod instance;
 pub mod loops;
+mod member;
 pub mod model;
+mod optimizer;
 pub mod ordinals;
 pub mod plan;
 pub mod sample;
 pub mod settings;
 pub mod slices;
+mod statics;
 pub mod stmt;
 pub mod train;
 pub mod value;

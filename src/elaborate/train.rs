@@ -2,21 +2,19 @@
 //!
 //! The derivative itself comes from outside ([`Differentiate`]), since this room does not know `autodiff`.
 
-use super::call::GivenArg;
+use super::average::FIRST_SCALE;
 use super::feed::{Feed, Valid};
-use super::frame::{Body, Frame, Local};
-use super::instance::{Instance, InstanceId};
+use super::frame::{Body, Local};
+use super::optimizer::Owner;
 use super::slices::Slices;
-use super::value::{Bound, DimSet, StaticVal, Val};
+use super::value::Val;
 use super::{Elab, ReadKey};
 use crate::check::select::glob;
 use crate::diag::{Diagnostic, did_you_mean};
-use crate::ir::{Builder, DimId, OutputKind, ParamId, Phase, State, StateKind, ValueId};
+use crate::ir::{Builder, DimId, OutputKind, ParamId, Phase, ValueId};
 use crate::resolve::{Entity, ItemRef};
 use crate::source::Span;
-use crate::syntax::ast::{
-    self, DefKind, Expr, ExprKind, IndexItem, Name, Select, SelectKind, StaticKind, TrainKind, TypeDim,
-};
+use crate::syntax::ast::{self, Expr, Name, Select, SelectKind, TrainKind};
 use crate::types::{DType, MapOp};
 
 /// Gradients of the sum of `losses` with respect to parameters, as operations appended to the graph.
@@ -48,23 +46,6 @@ pub struct Load {
     pub span: Span,
     pub with: Option<(String, Span)>,
     pub params: Vec<ParamId>,
-}
-
-/// Loss scaling of `precision f16`: first scale, factor up after so many good steps, factor down at an overflow
-/// (Micikevicius et al., "Mixed Precision Training", 2018).
-const FIRST_SCALE: f64 = 65536.0;
-const GROWTH_STEPS: f64 = 2000.0;
-
-struct Owner<'a> {
-    call: &'a Expr,
-    def: ItemRef,
-    args: &'a [ast::CallArg],
-    items: &'a [IndexItem],
-    on: Option<&'a Select>,
-    /// Indices into `losses`.
-    losses: Vec<usize>,
-    span: Span,
-    params: Vec<ParamId>,
 }
 
 impl<'a> Elab<'a> {
@@ -320,7 +301,7 @@ impl<'a> Elab<'a> {
         }
     }
 
-    fn param_ids(&self) -> Vec<ParamId> {
+    pub(super) fn param_ids(&self) -> Vec<ParamId> {
         (0..self.b.graph.params.len() as u32).map(ParamId).collect()
     }
 
@@ -383,111 +364,6 @@ impl<'a> Elab<'a> {
             SelectKind::Vector => param.map.is_none(),
             SelectKind::Rest => !taken.contains(&p),
             SelectKind::Glob(g) => glob(g, &param.path),
-        }
-    }
-
-    fn owners(&mut self, item: &'a ast::Train, frozen: &[ParamId]) -> Vec<Owner<'a>> {
-        let mut out = Vec::new();
-        for line in &item.lines {
-            let TrainKind::Optimizer { call, on, minimizes } = &line.kind else { continue };
-            let Some((def, args, items)) = self.optimizer_def(call) else { continue };
-            let mut losses = Vec::new();
-            for n in minimizes {
-                let found: Vec<usize> = (self.losses.iter().enumerate())
-                    .filter(|(_, l)| l.path == n.text || l.path.ends_with(&format!(".{}", n.text)))
-                    .map(|(i, _)| i)
-                    .collect();
-                if found.is_empty() {
-                    let names: Vec<String> = self.losses.iter().map(|l| l.path.clone()).collect();
-                    self.error(
-                        Diagnostic::error("E0201", format!("there is no loss `{}`", n.text))
-                            .at(n.span, "unknown loss")
-                            .help(format!("the model's losses: {}", names.join(", "))),
-                    );
-                }
-                losses.extend(found);
-            }
-            if minimizes.is_empty() {
-                losses = (0..self.losses.len()).collect();
-            }
-            losses.sort_unstable();
-            losses.dedup();
-            out.push(Owner { call, def, args, items, on: on.as_ref(), losses, span: line.span, params: vec![] });
-        }
-        if out.is_empty()
-            && !item.lines.iter().any(|l| matches!(l.kind, TrainKind::Optimizer { .. }))
-            && frozen.len() < self.b.graph.params.len()
-        {
-            self.error(
-                Diagnostic::error("E0702", "the train item has no optimizer")
-                    .at(item.head, "nothing updates the parameters")
-                    .help("write `optimizer adamw(lr = 1e-3)`"),
-            );
-        }
-        out
-    }
-
-    fn optimizer_def(&mut self, call: &'a Expr) -> Option<(ItemRef, &'a [ast::CallArg], &'a [IndexItem])> {
-        let (callee, args): (&Expr, &[ast::CallArg]) = match &*call.kind {
-            ExprKind::Call { callee, args } => (callee, args),
-            _ => (call, &[]),
-        };
-        let (base, items): (&Expr, &[IndexItem]) = match &*callee.kind {
-            ExprKind::Index { base, items } => (base, items),
-            _ => (callee, &[]),
-        };
-        let found = match &*base.kind {
-            ExprKind::Name(n) => {
-                let e = self.entity(crate::resolve::MAIN, n);
-                if e.is_none() {
-                    self.unknown_name(n, base.span);
-                    return None;
-                }
-                e
-            }
-            ExprKind::Member { base: m, name } => match self.module_of(m) {
-                Some(m) => self.entity(m, &name.text),
-                None => None,
-            },
-            _ => None,
-        };
-        match found {
-            Some(Entity::Def(at)) if self.program.def(at).kind == DefKind::Optimizer => Some((at, args, items)),
-            _ => {
-                self.error(
-                    Diagnostic::error("E0206", "an optimizer is needed here")
-                        .at(base.span, "not an `optimizer`")
-                        .help("import one: `use optim.{adamw}`"),
-                );
-                None
-            }
-        }
-    }
-
-    /// The first optimizer that selects a parameter owns it.
-    fn assign(&mut self, item: &'a ast::Train, owners: &mut [Owner<'a>], frozen: &[ParamId]) {
-        let all: Vec<ParamId> = self.param_ids().into_iter().filter(|p| !frozen.contains(p)).collect();
-        let mut taken: Vec<ParamId> = Vec::new();
-        for o in owners.iter_mut() {
-            let found = match o.on {
-                Some(s) => self.select(s, &all, &taken),
-                None => all.clone(),
-            };
-            o.params = found.into_iter().filter(|p| !taken.contains(p)).collect();
-            taken.extend(&o.params);
-        }
-        let free: Vec<ParamId> = all.into_iter().filter(|p| !taken.contains(p)).collect();
-        if let (Some(p), false) = (free.first(), owners.is_empty()) {
-            let param = self.b.graph.params[p.index()].clone();
-            let mut d = Diagnostic::error(
-                "E0702",
-                format!("{} without an optimizer, such as `{}`", count(free.len(), "parameter"), param.path),
-            )
-            .at(item.head, "not selected by any optimizer and not frozen");
-            if let Some(s) = param.span {
-                d = d.and(s, "this parameter");
-            }
-            self.error(d.help("add `optimizer .. on rest`, or `freeze` them"));
         }
     }
 
@@ -580,228 +456,5 @@ impl<'a> Elab<'a> {
         Some(g)
     }
 
-    /// The new value of one parameter.
-    fn optimizer_call(&mut self, o: &Owner<'a>, number: usize, p: ParamId, g: ValueId) -> Option<ValueId> {
-        let def = self.program.def(o.def);
-        let param = self.b.graph.params[p.index()].clone();
-        let single = self.single();
-        let w = self.read(ReadKey::Param(p), single);
-        let mut bound = self.bind_matrix(o, &param, p)?;
-        for s in self.optimizer_settings(o)? {
-            bound.statics.push(s);
-        }
-        let mut given = vec![
-            GivenArg { name: None, val: Val::Tensor(w), span: o.span },
-            GivenArg { name: None, val: Val::Tensor(g), span: o.span },
-        ];
-        given.extend(self.given(o.args));
-        let id = self.optimizer_instance(o.def, &param.path, o.span);
-        let mut frame: Frame = self.def_frame(&bound, Some(id), o.call.span)?;
-        frame.stream = format!("optimizer/{number}/{}", param.path);
-        let used: Vec<DimId> = (bound.statics.iter())
-            .filter_map(|(_, v)| match v {
-                StaticVal::Dim(d) => Some(d.ids.clone()),
-                _ => None,
-            })
-            .flatten()
-            .collect();
-        if !used.is_empty() {
-            frame.mapped = param.dims.iter().copied().filter(|d| !used.contains(d)).collect();
-        }
-        self.bind_settings(&mut frame, &bound)?;
-        self.used_defs.insert(o.def);
-        let given = self.match_arg_list(&def.args, given, o.call.span, &def.name.text, def.head)?;
-        self.within(frame, |e| {
-            e.bind_args(&def.args, given, &bound, o.call.span)?;
-            let result = e.declared(&def.result[0])?;
-            let dims = [result.dims.clone()];
-            let val = e.body(&def.body, Some(&dims));
-            match e.one_result(val, &result, def.body.span) {
-                Val::Tensor(v) => {
-                    let missing = param.dims.clone();
-                    let v = e.b.broadcast(v, &missing);
-                    Some(e.b.cast(v, param.dtype))
-                }
-                Val::Const(c) => {
-                    let v = e.as_tensor(&Val::Const(c), param.dtype)?;
-                    Some(e.b.broadcast(v, &param.dims))
-                }
-                _ => None,
-            }
-        })
-    }
-
-    /// Binds the dim parameters of an optimizer by the type of its first argument: `[r -> c]`.
-    fn bind_matrix(&mut self, o: &Owner<'a>, param: &crate::ir::Param, p: ParamId) -> Option<Bound> {
-        let def = self.program.def(o.def);
-        let mut statics: Vec<(String, StaticVal)> = Vec::new();
-        let first = def.args.first().map(|a| &a.ty);
-        let maps = first.is_some_and(|t| t.outs.is_some());
-        if maps {
-            let Some((ins, outs)) = &param.map else {
-                let mut d = Diagnostic::error(
-                    "E0704",
-                    format!("`{}` updates matrices, `{}` is a vector", def.name.text, param.path),
-                )
-                .at(o.call.span, "a matrix optimizer");
-                if let Some(s) = self.b.graph.params[p.index()].span {
-                    d = d.and(s, "declared without `->`");
-                }
-                self.error(d.help(format!(
-                    "write `optimizer {}(..) on matrix` and another optimizer `on rest`",
-                    def.name.text
-                )));
-                return None;
-            };
-            let ty = first.expect("checked above");
-            let sides = [(ty.dims.clone().unwrap_or_default(), ins), (outs_as_dims(ty), outs)];
-            for (names, dims) in sides {
-                if let [TypeDim::Dim(n)] = &names[..] {
-                    let set = DimSet { ids: dims.clone(), group: dims.len() != 1 };
-                    statics.push((n.text.clone(), StaticVal::Dim(set)));
-                }
-            }
-        }
-        let unbound =
-            def.statics.iter().find(|s| s.kind == StaticKind::Dim && !statics.iter().any(|(n, _)| *n == s.name.text));
-        if let Some(s) = unbound {
-            self.error(
-                Diagnostic::error("E0314", format!("dim parameter `{}` of the optimizer is not bound", s.name.text))
-                    .at(o.call.span, "used here")
-                    .and(def.head, "its signature")
-                    .help("an optimizer's dims are bound by the type of its first argument: `w: [r -> c]`"),
-            );
-            return None;
-        }
-        Some(Bound { def: o.def, statics, span: o.call.span })
-    }
-
-    fn optimizer_settings(&mut self, o: &Owner<'a>) -> Option<Vec<(String, StaticVal)>> {
-        if o.items.is_empty() {
-            return Some(Vec::new());
-        }
-        let site = super::builtin::Site {
-            name: &self.program.def(o.def).name.text,
-            items: o.items,
-            span: o.call.span,
-            head: o.call.span,
-        };
-        let known: Vec<&str> = self.program.def(o.def).statics.iter().map(|s| s.name.text.as_str()).collect();
-        let found = self.bracket_settings(site, &known)?;
-        Some(found.into_iter().map(|(n, c, _)| (n, StaticVal::Const(c))).collect())
-    }
-
-    fn optimizer_instance(&mut self, def: ItemRef, path: &str, span: Span) -> InstanceId {
-        self.instances.push(Instance::new(path.to_string(), def, Vec::new(), span));
-        InstanceId(self.instances.len() as u32 - 1)
-    }
-
     // ---- averages and loss scaling
-
-    /// A second set of weights: state, from the initial weight on.
-    fn average(&mut self, call: &'a Expr, p: ParamId, new: ValueId) -> Option<(ParamId, crate::ir::StateId)> {
-        let param = self.b.graph.params[p.index()].clone();
-        let state = State {
-            path: format!("average:{}", param.path),
-            dtype: param.dtype,
-            dims: param.dims.clone(),
-            kind: StateKind::Average,
-            span: Some(call.span),
-        };
-        let id = self.b.add_state(state.clone());
-        self.init.add_state(state.clone());
-        let first = self.init.graph.outputs.iter().find(|o| o.kind == OutputKind::InitParam(p)).map(|o| o.value)?;
-        self.init.output(OutputKind::InitState(id), &state.path, first);
-        let ExprKind::Call { callee, args } = &*call.kind else {
-            self.error(
-                Diagnostic::error("E0710", "`average` needs a call")
-                    .at(call.span, "not a call")
-                    .help("write `average ema(decay = 0.999)`"),
-            );
-            return None;
-        };
-        let def = match &*callee.kind {
-            ExprKind::Name(n) => match self.entity(crate::resolve::MAIN, n) {
-                Some(Entity::Def(at)) if self.program.def(at).kind == DefKind::Fn => at,
-                _ => {
-                    self.unknown_name(n, callee.span);
-                    return None;
-                }
-            },
-            _ => return None,
-        };
-        let old = self.read(ReadKey::State(id), param.dtype);
-        let mut given = vec![
-            GivenArg { name: None, val: Val::Tensor(old), span: call.span },
-            GivenArg { name: None, val: Val::Tensor(new), span: call.span },
-        ];
-        given.extend(self.given(args));
-        let bound = Bound { def, statics: Vec::new(), span: callee.span };
-        match self.call_def(bound, given, None, call.span) {
-            Val::Tensor(v) => {
-                let v = self.b.cast(v, param.dtype);
-                self.b.output(OutputKind::State(id), &state.path, v);
-                Some((p, id))
-            }
-            _ => None,
-        }
-    }
-
-    fn scale_state(&mut self, name: &str, first: f64, dtype: DType) -> (crate::ir::StateId, ValueId) {
-        let state = State { path: name.to_string(), dtype, dims: vec![], kind: StateKind::Scaling, span: None };
-        let id = self.b.add_state(state.clone());
-        self.init.add_state(state);
-        let v = self.init.scalar(first, dtype);
-        self.init.output(OutputKind::InitState(id), name, v);
-        (id, self.read(ReadKey::State(id), dtype))
-    }
-
-    /// A step with an infinite or NaN gradient changes nothing.
-    fn guard_updates(&mut self, from: usize, finite: ValueId) {
-        for k in 0..self.b.graph.outputs.len() {
-            let out = self.b.graph.outputs[k].clone();
-            let old = match out.kind {
-                OutputKind::Param(p) if k >= from => {
-                    let t = self.b.graph.params[p.index()].dtype;
-                    self.read(ReadKey::Param(p), t)
-                }
-                OutputKind::State(s) => {
-                    let t = self.b.graph.states[s.index()].dtype;
-                    self.read(ReadKey::State(s), t)
-                }
-                _ => continue,
-            };
-            let kept = self.b.select(finite, out.value, old);
-            self.b.graph.outputs[k].value = kept;
-        }
-    }
-
-    fn next_scale(&mut self, id: crate::ir::StateId, scale: ValueId, finite: ValueId) {
-        let single = self.single();
-        let (good_id, good) = self.scale_state("good_steps", 0.0, single);
-        let counted = self.b.map_scalar(MapOp::Add, good, 1.0);
-        let limit = self.b.scalar(GROWTH_STEPS, single);
-        let grow = self.b.map(MapOp::Ge, &[counted, limit]);
-        let zero = self.b.scalar(0.0, single);
-        let up = self.b.map_scalar(MapOp::Mul, scale, 2.0);
-        let grown = self.b.select(grow, up, scale);
-        let down = self.b.map_scalar(MapOp::Mul, scale, 0.5);
-        let next = self.b.select(finite, grown, down);
-        let restart = self.b.select(grow, zero, counted);
-        let good_next = self.b.select(finite, restart, zero);
-        self.b.output(OutputKind::State(id), "loss_scale", next);
-        self.b.output(OutputKind::State(good_id), "good_steps", good_next);
-        self.b.output(OutputKind::Metric, "loss_scale", scale);
-        let one = self.b.scalar(1.0, single);
-        let skipped = self.b.select(finite, zero, one);
-        self.b.output(OutputKind::Metric, "skipped", skipped);
-    }
-}
-
-fn outs_as_dims(ty: &ast::Type) -> Vec<TypeDim> {
-    ty.outs.iter().flatten().map(|n| TypeDim::Dim(n.clone())).collect()
-}
-
-fn count(n: usize, what: &str) -> String {
-    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
 }
