@@ -240,3 +240,22 @@ fn data_that_changed_since_the_checkpoint_is_noticed() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.contains("W0009"), "{said}");
 }
+
+#[test]
+fn sizes_that_no_machine_has() {
+    let f = folder(r#"bytes("text.txt")"#);
+    write(f.path(), "text.txt", &[1u8; 2000]);
+    // The weights alone are 4 PiB, which the system refuses; then more than 64 bits count.
+    let with = |command: &'static str, embed: &'static str, vocab: &'static str, code: &str| {
+        fails(f.path(), &[command, "m.pta", "--set", embed, "--set", vocab], code)
+    };
+    let text = with("train", "embed=33554432", "vocab=33554432", "E0811");
+    assert!(text.contains("`wte.table`"), "{text}");
+    let text = with("train", "embed=2147483647", "vocab=2147483647", "E0604");
+    assert!(text.contains("`wte.table`") && text.contains("larger than any memory"), "{text}");
+    let text = with("train", "embed=4", "vocab=2147483648", "E0305");
+    assert!(text.contains("at most 2147483647"), "{text}");
+    let sample = "sample M {\n    feed tokens[seq] = draw[vocab](logits)\n    text bytes\n}\n";
+    write(f.path(), "m.pta", (MODEL.replace("SOURCE", r#"bytes("text.txt")"#) + sample).as_bytes());
+    with("sample", "embed=2147483647", "vocab=2147483647", "E0604");
+}

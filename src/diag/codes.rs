@@ -102,7 +102,6 @@ codes! {
     "W0005" "local hides a function"
     "W0006" "mesh axis of size 1"
     "W0007" "rest of the data is left out"
-    "W0008" "full gather that nobody asked for"
     "W0009" "data changed since the checkpoint"
     "W0010" "inline layout of an axis that no plan has"
 }

@@ -25,6 +25,7 @@ pub mod recipe;
 pub mod sample;
 pub mod sampler;
 pub mod show;
+mod size;
 mod summary;
 pub mod train;
 pub mod weights;

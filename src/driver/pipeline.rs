@@ -6,7 +6,7 @@ use super::options::Options;
 use super::passes::{Passes, internal};
 use super::recipe::{Load, Recipe, Valid};
 use super::sample::{self, SampleGraphs};
-use super::{average, data, plan};
+use super::{average, data, plan, size};
 use crate::autodiff;
 use crate::codegen::cpu::Target;
 use crate::diag::{Diagnostic, Sink, did_you_mean};
@@ -100,6 +100,7 @@ pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
     let [train, eval, init] = p.run("prune", || [train, eval, init].map(|g| prune::prune(&g)));
     for (name, graph) in [("train-pruned", &train), ("eval-pruned", &eval), ("init-pruned", &init)] {
         p.graph(name, graph, &c.sources)?;
+        size::addressable(graph).map_err(|d| with(d, &c.sources))?;
     }
     let findings = Findings { sources: c.sources, sink: found };
     Ok(Graphs { findings, recipe, train, eval, init, timings: p.timings })

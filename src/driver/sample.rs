@@ -4,7 +4,7 @@ use super::check::{self, not_streamable};
 use super::findings::{Findings, Outcome};
 use super::options::Options;
 use super::pipeline::{sound, target, with};
-use super::plan;
+use super::{plan, size};
 use crate::check::constant::Const;
 use crate::diag::{Diagnostic, did_you_mean};
 use crate::elaborate::sample::{NEXT, SampleFacts, Text};
@@ -123,6 +123,9 @@ pub fn graphs(options: &Options, item: Option<&str>, world: &dyn World) -> Outco
             let input = whole.inputs[feed.input.index()].name.clone();
             recipe.fed = Some(Fed { input, capacity, chunk });
         }
+    }
+    for (_, graph) in &routines {
+        size::addressable(graph).map_err(|d| with(d, &findings.sources))?;
     }
     Ok(SampleGraphs { findings, recipe, routines })
 }

@@ -130,6 +130,14 @@ impl<'a> Elab<'a> {
     pub fn size_of(&mut self, c: &Const, span: Span) -> Option<usize> {
         match c.as_int() {
             Some(n) if n > 0 && n <= i64::from(i32::MAX) => Some(n as usize),
+            Some(n) if n > 0 => {
+                self.error(
+                    Diagnostic::error("E0305", format!("a dim's size is at most {}, not {n}", i32::MAX))
+                        .at(span, "too large")
+                        .help("make two dims of it; a group `dim both = (a, b)` stands for their product"),
+                );
+                None
+            }
             _ => {
                 self.error(
                     Diagnostic::error("E0305", format!("a dim's size must be a positive whole number, not {c}"))
