@@ -69,7 +69,7 @@ fn files(folder: &str, extension: &str) -> Vec<(String, String)> {
 
 /// A file's text without its unit tests, which may use any room.
 fn product_part(text: &str) -> &str {
-    text.find("#[cfg(test)]").map_or(text, |at| &text[..at])
+    text.find("#[cfg(test)]\nmod tests {").map_or(text, |at| &text[..at])
 }
 
 /// Whether a file is a module of tests alone: its parent declares it under `#[cfg(test)]`.
