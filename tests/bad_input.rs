@@ -259,3 +259,118 @@ fn sizes_that_no_machine_has() {
     write(f.path(), "m.pta", (MODEL.replace("SOURCE", r#"bytes("text.txt")"#) + sample).as_bytes());
     with("sample", "embed=2147483647", "vocab=2147483647", "E0604");
 }
+
+/// An array of 8 samples of 3 numbers, with this header.
+fn npy(descr: &str, shape: &str, data: &[u8]) -> Vec<u8> {
+    let head = format!("{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}\n");
+    let mut file = b"\x93NUMPY\x01\x00".to_vec();
+    file.extend((head.len() as u16).to_le_bytes());
+    file.extend(head.as_bytes());
+    file.extend(data);
+    file
+}
+
+const TABLE: &str = "
+dim batch = 4, p = 3
+optimizer plain(w: [..], g: [..]) -> [..] { w - 0.1 * g }
+model M(x: [batch, p], y: int[batch]) {
+    param w: [p] = 1
+    loss mean[batch](square(dot[p](x, w) - y))
+}
+train M {
+    data { x = SOURCE, y = npy(\"y.npy\") }
+    optimizer plain()
+    steps 2
+}
+";
+
+#[test]
+fn damaged_files_of_every_kind() {
+    let f = tempfile::tempdir().expect("a temporary folder");
+    write(f.path(), "y.npy", &npy("'|u1'", "(8,)", &[1; 8]));
+    std::fs::create_dir(f.path().join("folder")).expect("made");
+    let with = |source: &str, bytes: &[u8]| {
+        write(f.path(), "file", bytes);
+        write(f.path(), "file.gz", bytes);
+        write(f.path(), "m.pta", TABLE.replace("SOURCE", source).as_bytes());
+    };
+    let rows = |odd: &str| "a,b,c\n1,2,3\n".to_string() + odd + "\n" + &"4,5,6\n".repeat(6);
+    let numbers = [0u8; 96];
+    let idx = |code: u8, data: &[u8]| [&[0, 0, code, 2, 0, 0, 0, 8, 0, 0, 0, 3], data].concat();
+    let bad: &[(&str, Vec<u8>, &str, &str)] = &[
+        (r#"csv("gone")"#, vec![], "E0801", "gone"),
+        (r#"csv("folder")"#, vec![], "E0801", "directory"),
+        (r#"npy("folder")"#, vec![], "E0801", "directory"),
+        (r#"csv("/dev/null")"#, vec![], "E0804", "no data"),
+        (r#"npy("/dev/null")"#, vec![], "E0802", "too short"),
+        (r#"csv("file")"#, vec![], "E0804", "no data"),
+        (r#"csv("file")"#, b"a,b,c\n".to_vec(), "E0804", "no data"),
+        (r#"csv("file")"#, rows("1,2").into(), "E0802", "2 instead of 3 fields in line 3"),
+        (r#"csv("file")"#, rows("1,nan,2").into(), "E0802", "\"nan\" where a number is needed (column 1) in line 3"),
+        (r#"csv("file")"#, rows("1,\"2,5\",2").into(), "E0802", "column 1) in line 3"),
+        (r#"csv("file")"#, rows("1,2,\"3").into(), "E0802", "not closed in line 3"),
+        (r#"csv("file", column = 1, count = 3)"#, rows("1,2,3").into(), "E0803", "has 3 columns"),
+        (r#"csv("file", column = 0, count = 3)"#, rows("1,2,3").replace(',', ";").into(), "E0803", "semicolons"),
+        (r#"csv("file", column = 0, count = 2)"#, rows("1,2,3").into(), "E0803", "needs [3]"),
+        (r#"csv("file", to = 0.2)"#, rows("1,2,3").into(), "E0803", "has 1 samples, `y.npy` has 8"),
+        (r#"csv("file.gz")"#, rows("1,2,3").into(), "E0802", "cannot unpack"),
+        (r#"npy("file")"#, npy("'|O'", "(8, 3)", &numbers), "E0802", "'|O'"),
+        (r#"npy("file")"#, npy("[('a', '<f4')]", "(8, 3)", &numbers), "E0802", "[('a', '<f4')]"),
+        (r#"npy("file")"#, npy("'<f4'", "(8, 3)", &numbers[1..]), "E0802", "truncated"),
+        (r#"npy("file")"#, npy("'<f4'", "(3, 8)", &numbers), "E0803", "has shape [8]"),
+        (r#"npy("file")"#, npy("'<f4'", "()", &numbers), "E0803", "one number"),
+        (r#"npy("file")"#, b"PK\x03\x04 and so on".to_vec(), "E0802", "no npy file"),
+        (r#"idx("file")"#, idx(7, &numbers), "E0802", "element type 0x07"),
+        (r#"idx("file")"#, idx(8, &numbers[..23]), "E0802", "truncated"),
+        (r#"idx("file")"#, idx(8, &numbers), "E0802", "more bytes"),
+        (r#"idx("file")"#, idx(8, &[])[..7].to_vec(), "E0802", "header"),
+    ];
+    for (source, bytes, code, words) in bad {
+        with(source, bytes);
+        let said = fails(f.path(), &["train", "m.pta"], code);
+        assert!(said.contains(words), "{source}: {words} is not in\n{said}");
+        assert!(said.contains(" = help: "), "{source}: no cure in\n{said}");
+    }
+    let good: &[(&str, Vec<u8>)] = &[
+        (r#"npy("file")"#, npy("'>f4'", "(8, 3)", &numbers)),
+        (r#"npy("file")"#, npy("'<f4'", "(8, 3)", &numbers)),
+        (r#"idx("file")"#, idx(8, &numbers[..24])),
+        (r#"csv("file")"#, rows("\"1\", 2 ,3e-1").into()),
+        (r#"csv("file")"#, rows("1,2,3").replace('\n', "\r\n").into()),
+        (
+            r#"csv("file", column = 1, count = 3)"#,
+            b"a,b,c,d\n".iter().chain(&b"\"A, B\nC\",1,2,3\n".repeat(8)).copied().collect(),
+        ),
+    ];
+    for (source, bytes) in good {
+        with(source, bytes);
+        run::succeeds(f.path(), &["train", "m.pta"]);
+    }
+}
+
+#[test]
+fn files_with_odd_names_and_pipes() {
+    use std::os::unix::ffi::OsStrExt;
+    let f = folder(r#"bytes("text.txt")"#);
+    let text: Vec<u8> = (0..2000u32).map(|i| (i * i % 16) as u8).collect();
+    let odd = std::ffi::OsStr::from_bytes(b"t\xff\xfe.txt");
+    std::fs::write(f.path().join(odd), &text).expect("written");
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_partita"))
+        .args(["train", "m.pta", "--data"])
+        .arg(odd)
+        .current_dir(f.path())
+        .output()
+        .expect("the binary runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+
+    let made = std::process::Command::new("mkfifo").arg("pipe").current_dir(f.path()).status().expect("mkfifo runs");
+    assert!(made.success());
+    let pipe = f.path().join("pipe");
+    let writer = std::thread::spawn(move || std::fs::write(pipe, text).expect("somebody reads"));
+    run::succeeds(f.path(), &["train", "m.pta", "--data", "pipe"]);
+    writer.join().expect("written");
+    let twice = MODEL.replace("SOURCE", "bytes(\"pipe\", to = 0.5)\n    valid bytes(\"pipe\", from = 0.5)");
+    write(f.path(), "m.pta", twice.as_bytes());
+    let said = fails(f.path(), &["train", "m.pta"], "E0801");
+    assert!(said.contains("is a pipe"), "{said}");
+}

@@ -66,11 +66,16 @@ impl Recipe {
         self.steps = o.steps.unwrap_or(self.steps);
         self.seed = o.seed.unwrap_or(self.seed);
         let (Some(path), Some(data)) = (&o.data, &mut self.data) else { return };
-        let Some(before) = data.path() else { return };
+        let Some(before) = data.paths().into_iter().next() else { return };
         data.replace_path(&before, path);
         if let Some(valid) = &mut self.valid {
             valid.data.replace_path(&before, path);
         }
+    }
+
+    /// Every data file, as often as it is named.
+    pub fn data_paths(&self) -> Vec<PathBuf> {
+        self.data.iter().chain(self.valid.as_ref().map(|v| &v.data)).flat_map(DataSpec::paths).collect()
     }
 
     /// Elements of all parameters.

@@ -8,7 +8,7 @@ use super::weights;
 use crate::diag::Diagnostic;
 use crate::runtime::RuntimeError;
 use crate::runtime::checkpoint::{Checkpoint, DataPosition, SaveOptions, Saved, Saver, Snapshot};
-use crate::runtime::data::{Batch, CharTable, Loader, Order, Prefetcher};
+use crate::runtime::data::{Batch, CharTable, Loader, Order, Prefetcher, pipes_once};
 use crate::runtime::metrics::{EventFile, JsonLines, Record};
 use crate::runtime::stop::StopFlag;
 use std::path::PathBuf;
@@ -155,6 +155,7 @@ impl<'r> Run<'r> {
     ) -> Result<Run<'r>, Stop> {
         let (step, seed) = from.map_or((0, recipe.seed), |c| (c.index.step, c.index.seed));
         let table = from.and_then(|c| c.index.chars.clone());
+        pipes_once(&recipe.data_paths())?;
         let loader = open_data(recipe, seed, table.as_ref())?;
         let samples = loader.as_ref().map_or(0, Loader::samples);
         let chars = loader.as_ref().and_then(|l| l.chars().cloned());

@@ -26,35 +26,39 @@ impl Table {
     }
 }
 
-/// The picked columns. A first line in which a picked column is no number is a heading; blank lines at the end are
-/// skipped.
+/// The picked columns. A first record in which a picked column is no number is a heading; blank lines at the end are
+/// skipped. Other columns may hold any text.
 pub fn parse(path: &Path, bytes: Vec<u8>, column: Option<usize>, count: Option<usize>) -> Result<Table> {
+    if bytes.starts_with(b"\xff\xfe") || bytes.starts_with(b"\xfe\xff") {
+        return Err(malformed(path, "is UTF-16 text").help("convert the file to UTF-8"));
+    }
     let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes).trim_ascii_end();
     let mut table = Table { values: vec![], rows: 0, shape: vec![], fraction_at: None };
     let mut columns = None;
-    for (i, line) in text.split(|&b| b == b'\n').enumerate() {
-        if text.is_empty() {
-            break;
-        }
-        let number = i + 1;
+    let mut records = Records { text, at: 0, line: 1 };
+    let mut fields = vec![];
+    while let Some(number) = records.next(&mut fields) {
         let bad = |detail: String| {
             malformed(path, format!("{detail} in line {number}"))
                 .place(format!("{}:{number}", path.display()))
                 .help("mend or remove the line; fields are numbers with commas between them")
         };
-        let line = std::str::from_utf8(line).map_err(|_| bad("is not UTF-8 text".into()))?;
-        let width = line.split(',').count();
+        if fields.last().is_some_and(|f| f.starts_with(b"\"") && !closed(f)) {
+            return Err(bad("has a quote that is not closed".into()));
+        }
+        let width = fields.len();
         if *columns.get_or_insert(width) != width {
             return Err(bad(format!("has {width} instead of {} fields", columns.unwrap_or(0))));
         }
-        let picked = pick(path, width, column, count)?;
+        let picked = pick(path, &fields, column, count)?;
         let before = table.values.len();
-        for (c, field) in line.split(',').enumerate().filter(|(c, _)| picked.contains(c)) {
-            match number_of(field) {
+        for c in picked.clone() {
+            let field = fields[c];
+            match std::str::from_utf8(field).ok().and_then(number_of) {
                 Some(value) => table.values.push(value),
-                None if i == 0 => break,
+                None if number == 1 => break,
                 None => {
-                    let shown: String = field.trim().chars().take(40).collect();
+                    let shown: String = String::from_utf8_lossy(field).trim().chars().take(40).collect();
                     return Err(bad(format!("has {shown:?} where a number is needed (column {c})")));
                 }
             }
@@ -70,14 +74,68 @@ pub fn parse(path: &Path, bytes: Vec<u8>, column: Option<usize>, count: Option<u
             table.fraction_at = None;
         }
     }
-    let width = pick(path, columns.unwrap_or(usize::MAX), column, count)?.len();
     if column.is_none() || count.is_some() {
-        table.shape = vec![if columns.is_some() { width } else { 0 }];
+        table.shape = vec![count.or(columns).unwrap_or(0)];
     }
     Ok(table)
 }
 
-fn pick(path: &Path, width: usize, column: Option<usize>, count: Option<usize>) -> Result<std::ops::Range<usize>> {
+/// Records of fields, as RFC 4180 describes them: commas and line ends within quotes are text. A line may end in `\n`,
+/// `\r\n` or `\r`.
+struct Records<'a> {
+    text: &'a [u8],
+    at: usize,
+    line: usize,
+}
+
+impl<'a> Records<'a> {
+    /// The fields of the next record, with their quotes, and the line where it begins.
+    fn next(&mut self, fields: &mut Vec<&'a [u8]>) -> Option<usize> {
+        fields.clear();
+        if self.at >= self.text.len() {
+            return None;
+        }
+        let first = self.line;
+        let (mut start, mut quoted) = (self.at, false);
+        loop {
+            let byte = self.text.get(self.at).copied();
+            let field = &self.text[start..self.at];
+            self.at += 1;
+            match byte {
+                Some(b'"') if quoted || field.is_empty() => quoted = !quoted,
+                // a doubled quote
+                Some(b'"') if field.starts_with(b"\"") && field.ends_with(b"\"") => quoted = true,
+                Some(b',') if !quoted => {
+                    fields.push(field);
+                    start = self.at;
+                }
+                Some(b'\n' | b'\r') => {
+                    if byte == Some(b'\r') && self.text.get(self.at) == Some(&b'\n') {
+                        self.at += 1;
+                    }
+                    self.line += 1;
+                    if !quoted {
+                        fields.push(field);
+                        return Some(first);
+                    }
+                }
+                None => {
+                    fields.push(field);
+                    return Some(first);
+                }
+                Some(_) => {}
+            }
+        }
+    }
+}
+
+/// Whether a quoted field ends with its quote: its quotes come in pairs.
+fn closed(field: &[u8]) -> bool {
+    field.iter().filter(|&&b| b == b'"').count().is_multiple_of(2)
+}
+
+fn pick(path: &Path, fields: &[&[u8]], column: Option<usize>, count: Option<usize>) -> Result<std::ops::Range<usize>> {
+    let width = fields.len();
     let first = column.unwrap_or(0);
     let count = count.unwrap_or(if column.is_some() { 1 } else { width });
     match first.checked_add(count) {
@@ -87,7 +145,11 @@ fn pick(path: &Path, width: usize, column: Option<usize>, count: Option<usize>) 
             format!("`{}` has {width} columns, asked for are {count} from column {first} on", path.display()),
         )
         .place(path.display())
-        .help("columns are counted from 0")),
+        .help(match fields {
+            [one] if one.contains(&b';') => "separate columns by commas, not semicolons",
+            [one] if one.contains(&b'\t') => "separate columns by commas, not tabs",
+            _ => "columns are counted from 0",
+        })),
     }
 }
 
@@ -140,7 +202,43 @@ mod tests {
         assert_eq!(table("1,2\n", Some(1), Some(2)).unwrap_err().code, "E0803");
         assert_eq!(table("1,2\n", Some(2), None).unwrap_err().code, "E0803");
         let e = parse(Path::new("t.csv"), b"1\n\xff\n".to_vec(), None, None).unwrap_err();
-        assert!(e.message.contains("not UTF-8 text in line 2"), "{e}");
+        assert!(e.code == "E0802" && e.message.contains("in line 2"), "{e}");
+        let e = parse(Path::new("t.csv"), b"\xff\xfe1\0\n\0".to_vec(), None, None).unwrap_err();
+        assert!(e.message.contains("UTF-16"), "{e}");
+        for (text, cure) in [("1;2;3\n", "semicolons"), ("1\t2\t3\n", "tabs")] {
+            assert!(table(text, Some(0), Some(3)).unwrap_err().help.unwrap().contains(cure));
+        }
+        assert!(table("1,2\n3,\"4\n5,6\n", None, None).unwrap_err().message.contains("not closed in line 2"));
+    }
+
+    #[test]
+    fn quotes_hold_commas_and_line_ends() {
+        let text = "id,name,age\n1,\"Ann, \"\"A\"\"\",30\n2,\"two\r\nlines\",\"31\"\n3,it\"s,32\r4,\"\",33";
+        let ages = table(text, Some(2), None).unwrap();
+        assert_eq!((ages.rows, ages.values), (4, vec![30.0, 31.0, 32.0, 33.0]));
+        // lines are counted as an editor counts them
+        let e = table(&text.replace("32", "x"), Some(2), None).unwrap_err();
+        assert!(e.message.contains("line 5"), "{e}");
+        // columns that nobody asks for may hold any bytes
+        let latin = parse(Path::new("t.csv"), b"caf\xe9,1\n\xe9,2\n".to_vec(), Some(1), None).unwrap();
+        assert_eq!(latin.values, [1.0, 2.0]);
+        assert_eq!(table("1,2\r3,4\r", None, None).unwrap().rows, 2);
+    }
+
+    #[test]
+    fn any_bytes_are_a_table_or_an_error() {
+        let mut x = 7u32;
+        for _ in 0..3000 {
+            let text: Vec<u8> = (0..12)
+                .map(|_| {
+                    x = x.wrapping_mul(1664525).wrapping_add(1013904223);
+                    b"12,,\"\"\n\r\xffx. "[(x >> 24) as usize % 12]
+                })
+                .collect();
+            if let Ok(t) = parse(Path::new("t.csv"), text.clone(), None, None) {
+                assert_eq!(t.values.len(), t.rows * t.shape[0], "{text:?}");
+            }
+        }
     }
 
     #[test]

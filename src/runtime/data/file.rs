@@ -116,6 +116,23 @@ fn map(file: &File) -> std::io::Result<Mmap> {
     unsafe { Mmap::map(file) }
 }
 
+/// A pipe gives its bytes once: naming it twice is an error, where opening it again would wait for ever.
+pub fn pipes_once(paths: &[PathBuf]) -> Result<()> {
+    use std::os::unix::fs::FileTypeExt;
+    let is_pipe = |p: &&PathBuf| std::fs::metadata(p).is_ok_and(|m| m.file_type().is_fifo());
+    let twice = paths.iter().enumerate().filter(|(i, p)| paths[..*i].contains(p)).map(|(_, p)| p).find(is_pipe);
+    match twice {
+        None => Ok(()),
+        Some(path) => {
+            let message =
+                format!("data file `{}` is a pipe, which can be read once, but is named twice", path.display());
+            Err(RuntimeError::new("E0801", message)
+                .place(path.display())
+                .help("write its content to a file, and name that"))
+        }
+    }
+}
+
 /// The whole content as text; errors name the first bad byte.
 pub fn read_text(path: &Path) -> Result<String> {
     let bytes = DataFile::open(path)?.into_bytes()?;
@@ -234,6 +251,25 @@ mod tests {
         // the system says 0 bytes of its own files
         #[cfg(target_os = "linux")]
         assert!(DataFile::open(Path::new("/proc/self/status")).unwrap().len() > 100);
+    }
+
+    #[test]
+    fn a_pipe_is_read_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+        assert!(made.success());
+        let plain = dir.path().join("plain");
+        std::fs::write(&plain, b"12345").unwrap();
+        let writer = std::thread::spawn({
+            let pipe = pipe.clone();
+            move || std::fs::write(pipe, b"12345").unwrap()
+        });
+        assert_eq!(DataFile::open(&pipe).unwrap().slice(1, 3).unwrap(), b"234");
+        writer.join().unwrap();
+        pipes_once(&[plain.clone(), pipe.clone(), plain.clone()]).unwrap();
+        let e = pipes_once(&[pipe.clone(), plain, pipe]).unwrap_err();
+        assert!(e.code == "E0801" && e.message.contains("is a pipe"), "{e}");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use super::array::Numbers;
 use super::batch::Batch;
 use super::chars::CharTable;
 use super::expr::Compiled;
+use super::file::pipes_once;
 use super::lines::Lines;
 use super::order::{Permutation, offset};
 use super::spec::{Bound, DataSpec, Expr, Input, STREAM_FIELDS, Source, SourceKind};
@@ -65,6 +66,7 @@ impl Loader {
     /// instead of the file's own (that of the training data, or of a checkpoint).
     pub fn open(spec: &DataSpec, inputs: &[Input], order: Order, chars: Option<&CharTable>) -> Result<Loader> {
         let batch = batch_size(inputs)?;
+        pipes_once(&spec.paths())?;
         let (part, samples, shuffle) = match spec {
             DataSpec::Whole(source) if !source.kind.is_array() => {
                 let random = matches!(order, Order::Train { .. }) && source.shuffle;
@@ -240,7 +242,9 @@ impl StreamBuffers {
 pub(super) fn part(source: &Source, total: u64) -> Result<(u64, u64)> {
     let path = source.path.display();
     if total == 0 {
-        return Err(RuntimeError::new("E0804", format!("data file `{path}` is empty")).place(path));
+        return Err(RuntimeError::new("E0804", format!("data file `{path}` holds no data"))
+            .place(path)
+            .help("see that it was written, or give another with `--data FILE`"));
     }
     let (from, to) = (source.from, source.to);
     if !(0.0 <= from && from < to && to <= 1.0) {
@@ -464,7 +468,10 @@ fn unfit(compiled: &Compiled, input: &Input, sample: u64, element: usize, value:
         ),
     )
     .place(array.path().display())
-    .help("mend the data, or enlarge the dim that it indexes")
+    .help(match input.bound {
+        Some(_) => "mend the data, or enlarge the dim that it indexes",
+        None => "mend the data, or convert it under `data`",
+    })
 }
 
 fn too_short(spec: &DataSpec, samples: u64, batch: usize) -> RuntimeError {

@@ -106,9 +106,11 @@ pub enum DataSpec {
 pub const STREAM_FIELDS: [&str; 4] = ["tokens", "targets", "document", "position"];
 
 impl DataSpec {
-    /// The path of the first source.
-    pub fn path(&self) -> Option<PathBuf> {
-        self.clone().sources_mut().first().map(|source| source.path.clone())
+    /// The files of its sources, in order of writing.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        let mut spec = self.clone();
+        let sources = spec.sources_mut();
+        sources.iter().map(|s| s.path.clone()).collect()
     }
 
     /// Puts another file in the place of `old`: in `data`, and in `valid` where it reads the same.

@@ -371,7 +371,7 @@ fn descriptions_survive_serialisation_and_take_another_path() {
     let mut spec = DataSpec::Fields(vec![("label".into(), expr)]);
     let packed = postcard::to_allocvec(&spec).unwrap();
     assert_eq!(postcard::from_bytes::<DataSpec>(&packed).unwrap(), spec);
-    assert_eq!(spec.path().unwrap(), Path::new("x.npy"));
+    assert_eq!(spec.paths(), [Path::new("x.npy")]);
     spec.replace_path(Path::new("z.npy"), Path::new("no.npy"));
     spec.replace_path(Path::new("x.npy"), Path::new("y.npy"));
     assert_eq!(spec.sources_mut()[0].path, Path::new("y.npy"));
