@@ -4,8 +4,7 @@
 //! temporaries of whichever routine runs, and its machine code. A run changes parameters and states in place and leaves
 //! its outputs readable until the next one.
 //!
-//! Invariants: everything is allocated when the executor is made, nothing while it runs (the packing buffers inside of the
-//! `gemm` crate excepted); a failed run may leave parameters and states half updated only if the failing step is part of
+//! Invariants: everything is allocated when the executor is made, nothing while it runs; a failed run may leave parameters and states half updated only if the failing step is part of
 //! the update itself.
 //!
 //! Reading order: this file, `memory.rs` (where buffers lie), `run.rs` (steps), `watch.rs` (times, values that are not
@@ -21,8 +20,8 @@ use crate::program::{Action, Gemm, Program, Routine, Step};
 use crate::runtime::RuntimeError;
 use crate::runtime::device::arena::Arena;
 use crate::runtime::device::code::Code;
-use crate::runtime::device::gemm::{Product, SCRATCH};
 use crate::runtime::device::pool::{Pool, default_threads};
+use crate::runtime::device::product::{Extent, Product, SCRATCH};
 use crate::runtime::device::{cpu, helpers, library};
 use memory::{Memory, Spot};
 use std::sync::Arc;
@@ -57,7 +56,7 @@ pub struct Executor {
     memory: Memory,
     /// Where the buffers of each routine lie.
     spots: Vec<Vec<Spot>>,
-    /// Memory of library kernels and of products that are computed in another type.
+    /// Memory of library kernels, and of matrix products to pack operands into.
     scratch: Vec<u64>,
     lists: Lists,
     watch: Watch,
@@ -70,8 +69,8 @@ pub struct Executor {
 struct Lists {
     pointers: Vec<*mut u8>,
     scalars: Vec<u64>,
-    batch: Vec<crate::runtime::device::gemm::Extent>,
-    sums: Vec<crate::runtime::device::gemm::Extent>,
+    batch: Vec<Extent>,
+    sums: Vec<Extent>,
     /// The status cell of kernels.
     status: Box<u64>,
 }
@@ -213,9 +212,9 @@ impl Need {
                     self.args = self.args.max(launch.args.len());
                     self.keys = self.keys.max(launch.keys.len());
                 }
-                Action::Gemm(Gemm { batch, sums, dtype, out, .. }) => {
+                Action::Gemm(Gemm { batch, sums, dtype, .. }) => {
                     self.dims = self.dims.max(batch.len()).max(sums.len());
-                    if Product::needs_scratch(*dtype, *out) {
+                    if Product::needs_scratch(*dtype) {
                         self.scratch = self.scratch.max(SCRATCH * threads);
                     }
                 }

@@ -3,9 +3,9 @@
 use super::{Executor, RunArgs, broken, place};
 use crate::program::{Action, BatchDim, BufferId, Failure, Gemm, Key, Launch, Library, Loop, Routine, Step};
 use crate::runtime::RuntimeError;
-use crate::runtime::device::gemm::{Extent, Product};
 use crate::runtime::device::library::{self, Draw, Scatter};
 use crate::runtime::device::pool::Pool;
+use crate::runtime::device::product::{Extent, Product};
 use crate::runtime::device::share::Shared;
 use crate::types::rng;
 use crate::with_element;

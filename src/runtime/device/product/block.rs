@@ -1,0 +1,262 @@
+//! The loops of a product: tasks of the pool, chunks of k, blocks of rows, panels of columns, tiles.
+
+use super::super::pool::{Pool, worker};
+use super::super::share::Shared;
+use super::finish::Finish;
+use super::pack::Pack;
+use super::plan::{OWN, Own, SPLIT_WORK, Task, cut};
+use super::tile::Tile;
+use std::ops::Range;
+
+/// Where operands begin.
+#[derive(Clone, Copy)]
+pub struct Base {
+    pub a: *const u8,
+    pub b: *const u8,
+    pub c: *mut u8,
+}
+
+// SAFETY: only addresses; tasks write disjoint parts of c.
+unsafe impl Sync for Base {}
+
+/// A panel of packed columns of b, or columns in place. Steps are in bytes.
+#[derive(Clone, Copy)]
+struct Columns {
+    at: *const u8,
+    column: isize,
+    step: isize,
+    /// From one group of columns to the next.
+    panel: isize,
+}
+
+/// # Safety
+/// All elements of the product must be valid; c overlaps neither itself nor the operands.
+pub unsafe fn run(task: &Task, pool: &Pool, base: Base, scratch: &mut [u64]) -> Result<(), String> {
+    let lines = scratch.as_mut_ptr().cast::<u8>();
+    let lines = Shared(lines.wrapping_add(lines.align_offset(64)));
+    // SAFETY: the caller of the product gave scratch for all threads; each takes a part of its own.
+    let own = || unsafe { Own::at(lines.get().add(worker() * OWN)) };
+    let base = &base;
+    if task.shares_b(pool.threads()) {
+        // SAFETY: after the parts of all threads there is room for what they share, as `shares_b` has checked.
+        let shared = Shared(unsafe { lines.get().add(pool.threads() * OWN) });
+        let panels = task.columns.div_ceil(task.kernel.columns());
+        let parts = panels.min(pool.threads() * 4);
+        let chunks = task.chunks() * task.product.sum_count();
+        pool.run(parts * chunks, &|n| {
+            let columns = cut(task.columns, parts, task.kernel.columns(), n % parts);
+            // SAFETY: every part of the panels is packed once.
+            unsafe { task.share_columns(base, n / parts, columns, shared.get()) }
+        })?;
+        let mut grid = task.grid(1);
+        grid.row_parts = grid.row_parts.max(task.row_parts(pool.threads()));
+        return pool.run(grid.parts(), &|n| {
+            let (rows, columns) = grid.part(n);
+            // SAFETY: parts of c are disjoint, and all operands valid.
+            unsafe { task.block(base, rows, columns, &own(), Some(shared.get())) }
+        });
+    }
+    let grid = task.grid(pool.threads());
+    let one = |n: usize| {
+        let (rows, columns) = grid.part(n % grid.parts());
+        let [a, b, c] = task.offsets(task.product.batch, n / grid.parts());
+        // SAFETY: parts of c are disjoint, and all operands valid.
+        unsafe {
+            let base = Base { a: base.a.offset(a), b: base.b.offset(b), c: base.c.offset(c) };
+            task.block(&base, rows, columns, &own(), None);
+        }
+    };
+    let tasks = task.product.batches() * grid.parts();
+    if grid.parts() == 1 {
+        let least = (SPLIT_WORK / 8 / task.work().max(1)).max(1);
+        pool.split(tasks, least, &|begin, end| (begin..end).for_each(one))
+    } else {
+        pool.run(tasks, &one)
+    }
+}
+
+impl Task<'_> {
+    /// Parts of the rows where b is shared: a few for each thread.
+    fn row_parts(&self, threads: usize) -> usize {
+        let tiles = self.rows.div_ceil(self.kernel.rows());
+        let wanted = if threads == 1 { 1 } else { 4 * threads };
+        tiles.min(wanted).max(self.rows.div_ceil(self.row_block()))
+    }
+
+    /// Where chunk `number` begins in a and b, its packed elements before it, and its terms.
+    fn chunk_at(&self, number: usize) -> (isize, isize, usize, usize) {
+        let per = self.chunks().max(1);
+        let (s, i) = (number / per, number % per);
+        let [a, b, _] = self.offsets(self.product.sums, s);
+        let first = i * self.chunk();
+        let from = first * self.kernel.group;
+        let terms = (self.chunk() * self.kernel.group).min(self.k - from);
+        (a + from as isize * self.a_k, b + from as isize * self.b_k, s * self.steps() + first, terms)
+    }
+
+    /// Packs a part of a chunk of b to its place in the shared memory.
+    ///
+    /// # Safety
+    /// All of b must be valid, and the memory hold all of b packed.
+    unsafe fn share_columns(&self, base: &Base, number: usize, columns: Range<usize>, shared: *mut u8) {
+        let (_, b, before, terms) = self.chunk_at(number);
+        // SAFETY: as promised by the caller.
+        unsafe {
+            let to = shared.add(self.shared_offset(before, terms, columns.start));
+            self.pack_columns(base.b.offset(b), terms, columns, to);
+        }
+    }
+
+    /// Where a panel of a chunk lies in the shared memory.
+    fn shared_offset(&self, before: usize, terms: usize, column: usize) -> usize {
+        let all = self.columns.next_multiple_of(self.kernel.columns());
+        (before * all + column * terms.div_ceil(self.kernel.group)) * self.kernel.packed
+    }
+
+    unsafe fn pack_columns(&self, b: *const u8, terms: usize, columns: Range<usize>, to: *mut u8) {
+        let pack = Pack {
+            // SAFETY: a column of b, as the caller of `run` promises.
+            from: unsafe { b.offset(columns.start as isize * self.b_column) },
+            rows: columns.len(),
+            row_step: self.b_column,
+            terms,
+            term_step: self.b_k,
+            width: self.kernel.columns(),
+            to,
+        };
+        // SAFETY: as above; the callers have room for whole panels of these columns.
+        unsafe { (self.kernel.pack)(&pack) }
+    }
+
+    /// All of the sum for some rows and columns. Columns begin at a whole panel.
+    ///
+    /// # Safety
+    /// All operands must be valid. Where a block is packed or summed in scratch memory, it must fit there.
+    unsafe fn block(&self, base: &Base, rows: Range<usize>, columns: Range<usize>, own: &Own, shared: Option<*mut u8>) {
+        if rows.is_empty() || columns.is_empty() {
+            return;
+        }
+        let kernel = &self.kernel;
+        let sum = kernel.sum.bytes();
+        // SAFETY: as promised by the caller; all places are of the block's rows, columns and terms.
+        unsafe {
+            let place = base.c.offset(rows.start as isize * self.c_row + columns.start as isize * self.c_column);
+            let own_column = rows.len().next_multiple_of(kernel.lanes) * sum;
+            let (c, c_column) = if self.own_c { (own.c, own_column as isize) } else { (place, self.c_column) };
+            // An empty sum still clears the result.
+            for number in 0..(self.product.sum_count() * self.chunks()).max(1) {
+                let empty = self.product.sum_count() == 0;
+                let (a, b, before, terms) = if empty { (0, 0, 0, 0) } else { self.chunk_at(number) };
+                let (a, b) = (base.a.offset(a + rows.start as isize * self.a_row), base.b.offset(b));
+                let steps = terms.div_ceil(kernel.group);
+                let panel = (kernel.columns() * steps * kernel.packed) as isize;
+                let packed = Columns {
+                    at: own.b,
+                    column: kernel.packed as isize,
+                    step: (kernel.columns() * kernel.packed) as isize,
+                    panel,
+                };
+                let b = if let Some(shared) = shared {
+                    Columns { at: shared.add(self.shared_offset(before, terms, columns.start)), ..packed }
+                } else if self.pack_b {
+                    self.pack_columns(b, terms, columns.clone(), own.b);
+                    packed
+                } else {
+                    Columns {
+                        at: b.offset(columns.start as isize * self.b_column),
+                        column: self.b_column,
+                        step: self.b_k * kernel.group as isize,
+                        panel: self.b_column * kernel.columns() as isize,
+                    }
+                };
+                let add = number > 0 || (self.product.accumulate && !self.own_c);
+                for first in (0..rows.len()).step_by(self.row_block()) {
+                    let count = self.row_block().min(rows.len() - first);
+                    let (a, c) = (a.offset(first as isize * self.a_row), c.add(first * sum));
+                    self.rows_by_columns((a, terms), count, b, columns.len(), (c, c_column, add), own);
+                }
+            }
+            if self.own_c {
+                let finish = Finish {
+                    from: own.c,
+                    from_column: own_column,
+                    sum: kernel.sum,
+                    to: place,
+                    rows: rows.len(),
+                    row_step: self.c_row,
+                    columns: columns.len(),
+                    column_step: self.c_column,
+                    out: self.product.out,
+                    add: self.product.accumulate,
+                };
+                finish.run();
+            }
+        }
+    }
+
+    /// One block of rows, one chunk of k.
+    unsafe fn rows_by_columns(
+        &self,
+        (a, terms): (*const u8, usize),
+        rows: usize,
+        b: Columns,
+        columns: usize,
+        (c, c_column, add): (*mut u8, isize, bool),
+        own: &Own,
+    ) {
+        let kernel = &self.kernel;
+        let steps = terms.div_ceil(kernel.group);
+        let vectors = rows.div_ceil(kernel.lanes);
+        let vector = kernel.lanes * kernel.packed;
+        // SAFETY: as `block` promises.
+        unsafe {
+            if self.pack_a {
+                // Panels of equal width together, so that long runs of the source are read.
+                let mut at = 0;
+                while at < vectors {
+                    let taken = kernel.vectors(vectors - at);
+                    let alike = (1..).find(|n| kernel.vectors(vectors - at - n * taken) != taken).unwrap_or(1);
+                    let row = at * kernel.lanes;
+                    (kernel.pack)(&Pack {
+                        from: a.offset(row as isize * self.a_row),
+                        rows: (alike * taken * kernel.lanes).min(rows - row),
+                        row_step: self.a_row,
+                        terms,
+                        term_step: self.a_k,
+                        width: taken * kernel.lanes,
+                        to: own.a.add(at * vector * steps),
+                    });
+                    at += alike * taken;
+                }
+            }
+            for j in (0..columns).step_by(kernel.columns()) {
+                let n = kernel.columns().min(columns - j);
+                let (b_at, c) =
+                    (b.at.offset((j / kernel.columns()) as isize * b.panel), c.offset(j as isize * c_column));
+                let mut at = 0;
+                while at < vectors {
+                    let taken = kernel.vectors(vectors - at);
+                    let (a, a_step) = if self.pack_a {
+                        (own.a.cast_const().add(at * vector * steps), (taken * vector) as isize)
+                    } else {
+                        (a.add(at * vector), self.a_k)
+                    };
+                    let last = at + taken == vectors;
+                    kernel.tiles[taken - 1][n - 1](&Tile {
+                        k: steps,
+                        a,
+                        a_step,
+                        b: b_at,
+                        b_columns: b.column,
+                        b_step: b.step,
+                        c: c.add(at * kernel.lanes * kernel.sum.bytes()),
+                        c_columns: c_column,
+                        last: if last { rows - (vectors - 1) * kernel.lanes } else { kernel.lanes },
+                        add,
+                    });
+                    at += taken;
+                }
+            }
+        }
+    }
+}

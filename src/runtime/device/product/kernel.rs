@@ -1,0 +1,109 @@
+//! Which instructions compute a product: the kinds of processors that tiles are written for, found out at run time.
+
+use super::pack::PackFn;
+use super::tile::Tiles;
+use crate::types::DType;
+
+/// A set of instructions that products are computed with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unit {
+    /// 512-bit vectors, with products of bf16 pairs where `bf16`.
+    Avx512 {
+        bf16: bool,
+    },
+    Avx2,
+    Neon,
+    /// Whatever the compiler makes of plain loops.
+    Plain,
+}
+
+/// How products of one type are computed.
+#[derive(Clone, Copy)]
+pub struct Kernel {
+    /// Sums in one vector.
+    pub lanes: usize,
+    pub tiles: Tiles,
+    pub pack: PackFn,
+    /// Bytes of a packed element.
+    pub packed: usize,
+    /// Terms in one packed element.
+    pub group: usize,
+    /// F32 or F64.
+    pub sum: DType,
+    /// Whether operands are made of packed elements already.
+    pub same: bool,
+}
+
+impl Kernel {
+    /// Rows of a full tile.
+    pub fn rows(&self) -> usize {
+        self.lanes * self.tiles.len()
+    }
+
+    /// Columns of a full tile.
+    pub fn columns(&self) -> usize {
+        self.tiles[0].len()
+    }
+
+    /// Vectors of the next tile where so many are left: as many as there can be, but no single one behind a full tile.
+    pub fn vectors(&self, left: usize) -> usize {
+        let most = self.tiles.len();
+        if left == most + 1 { left.div_ceil(2) } else { left.min(most) }
+    }
+}
+
+impl Unit {
+    /// Those of this processor, the best one first.
+    pub fn available() -> Vec<Unit> {
+        let best = Unit::best();
+        let mut all = vec![best];
+        match best {
+            Unit::Avx512 { bf16 } => {
+                if bf16 {
+                    all.push(Unit::Avx512 { bf16: false });
+                }
+                all.extend([Unit::Avx2, Unit::Plain]);
+            }
+            Unit::Avx2 | Unit::Neon => all.push(Unit::Plain),
+            Unit::Plain => {}
+        }
+        all
+    }
+
+    /// The best one of this processor. Cheap: the answers are kept by the standard library.
+    #[cfg(target_arch = "x86_64")]
+    pub fn best() -> Unit {
+        use std::is_x86_feature_detected as has;
+        if !(has!("avx2") && has!("fma") && has!("f16c")) {
+            Unit::Plain
+        } else if has!("avx512f") {
+            Unit::Avx512 { bf16: has!("avx512bf16") }
+        } else {
+            Unit::Avx2
+        }
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    pub fn best() -> Unit {
+        Unit::Neon
+    }
+
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    pub fn best() -> Unit {
+        Unit::Plain
+    }
+
+    /// For operands of `dtype` and results of type `out`. The unit must be one of this processor.
+    pub fn kernel(self, dtype: DType, out: DType) -> Kernel {
+        let wide = dtype == DType::F64 || out == DType::F64;
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Unit::Avx512 { bf16 } => super::avx512::kernel(dtype, wide, bf16),
+            #[cfg(target_arch = "x86_64")]
+            Unit::Avx2 => super::avx2::kernel(dtype, wide),
+            #[cfg(target_arch = "aarch64")]
+            Unit::Neon => super::neon::kernel(dtype, wide),
+            _ => super::plain::kernel(dtype, wide),
+        }
+    }
+}

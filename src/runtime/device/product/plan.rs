@@ -1,0 +1,273 @@
+//! What a product packs and how its work is cut.
+
+use super::kernel::Kernel;
+use super::{Extent, Product};
+use std::ops::Range;
+
+/// Steps along k in a chunk, by bytes of a packed element. A chunk of eight columns of b takes a quarter of a first-level
+/// cache.
+const fn chunk_steps(packed: usize) -> usize {
+    if packed == 4 { 384 } else { 256 }
+}
+
+/// Tiles in a block of rows: with a chunk of k, what the second-level cache holds beside what passes through.
+const ROW_TILES: usize = 6;
+
+// Parts of a thread's scratch memory. The largest tile has 64 rows of four bytes.
+const A_BYTES: usize = ROW_TILES * 64 * chunk_steps(4) * 4;
+const B_BYTES: usize = 512 * chunk_steps(4) * 4;
+const C_BYTES: usize = ROW_TILES * 64 * 512 * 4;
+/// What one thread brings into the memory for an operand that all threads share.
+const SHARED_BYTES: usize = 2 << 20;
+/// Bytes that a thread uses alone.
+pub const OWN: usize = A_BYTES + B_BYTES + C_BYTES;
+/// Bytes of scratch for each thread, with room to begin at a cache line.
+pub const SCRATCH: usize = OWN + SHARED_BYTES + 64;
+
+/// Columns up to which it does not pay to pack rows that lie side by side already.
+const FEW_COLUMNS: usize = 24;
+/// Bytes of an operand that stay in the first-level cache, packed or not.
+const SMALL: usize = 32 << 10;
+/// Multiply-adds below which one product is not worth two threads.
+pub const SPLIT_WORK: usize = 1 << 19;
+
+/// A product in terms of tiles: rows are what vectors run along, and all steps are in bytes.
+pub struct Task<'a> {
+    pub product: &'a Product<'a>,
+    pub kernel: Kernel,
+    /// Whether a, the operand with the rows, is the product's b.
+    pub turned: bool,
+    pub rows: usize,
+    pub columns: usize,
+    pub k: usize,
+    pub a_row: isize,
+    pub a_k: isize,
+    pub b_column: isize,
+    pub b_k: isize,
+    pub c_row: isize,
+    pub c_column: isize,
+    pub pack_a: bool,
+    pub pack_b: bool,
+    /// Whether sums are made in scratch memory and then go to their place.
+    pub own_c: bool,
+}
+
+/// Where the parts of a thread's own scratch memory begin.
+pub struct Own {
+    pub a: *mut u8,
+    pub b: *mut u8,
+    pub c: *mut u8,
+}
+
+impl Own {
+    /// # Safety
+    /// `at` must be the beginning of [`OWN`] bytes.
+    pub unsafe fn at(at: *mut u8) -> Own {
+        // SAFETY: inside, by the sum that makes `OWN`.
+        unsafe { Own { a: at, b: at.add(A_BYTES), c: at.add(A_BYTES + B_BYTES) } }
+    }
+}
+
+impl<'a> Task<'a> {
+    pub fn new(product: &'a Product<'a>, kernel: Kernel) -> Task<'a> {
+        let (ways, turned) = ([false, true].map(|turned| Task::way(product, kernel, turned)), true);
+        let [straight, across] = ways;
+        if across.cost() < straight.cost() { Task { turned, ..across } } else { straight }
+    }
+
+    fn way(product: &'a Product<'a>, kernel: Kernel, turned: bool) -> Task<'a> {
+        let (m, n, k) = (product.m, product.n, product.k);
+        let (read, written) = (product.dtype.bytes() as isize, product.out.bytes() as isize);
+        let (rows, columns) = if turned { (n, m) } else { (m, n) };
+        let (a_row, a_k) = if turned { (n.b, k.b) } else { (m.a, k.a) };
+        let (b_column, b_k) = if turned { (m.a, k.a) } else { (n.b, k.b) };
+        // A step along a size of one may be any.
+        let step = |size: usize, step: isize, bytes: isize| if size == 1 { bytes } else { step * bytes };
+        let mut task = Task {
+            product,
+            kernel,
+            turned,
+            rows: rows.size,
+            columns: columns.size,
+            k: k.size,
+            a_row: step(rows.size, a_row, read),
+            a_k: step(k.size, a_k, read),
+            b_column: step(columns.size, b_column, read),
+            b_k: step(k.size, b_k, read),
+            c_row: step(rows.size, rows.c, written),
+            c_column: columns.c * written,
+            pack_a: true,
+            pack_b: true,
+            own_c: product.out != kernel.sum,
+        };
+        task.own_c |= task.c_row != written;
+        task.choose_packing();
+        task
+    }
+
+    fn choose_packing(&mut self) {
+        let Kernel { same, packed, group, .. } = self.kernel;
+        let tile = self.kernel.rows();
+        if same && self.a_row == packed as isize {
+            self.pack_a = self.columns > FEW_COLUMNS && self.rows * self.k * packed > SMALL;
+        }
+        // Pairs along k are there where k runs through neighbours.
+        let usable = same || (group == 2 && self.k.is_multiple_of(2) && self.b_k * 2 == packed as isize);
+        if usable {
+            // Along k each column is a stream of its own, unless they all fall on the same lines of the cache.
+            let streams = self.b_k == (packed / group) as isize && self.b_column % 4096 != 0;
+            self.pack_b = self.rows > 2 * tile && self.columns * self.k * packed > SMALL && !streams;
+        }
+    }
+
+    /// Cycles, roughly.
+    fn cost(&self) -> f64 {
+        let (lanes, columns) = (self.kernel.lanes, self.kernel.columns());
+        let vectors = self.rows.div_ceil(lanes);
+        let (v, n) = (vectors.clamp(1, self.kernel.tiles.len()) as f64, self.columns.clamp(1, columns) as f64);
+        // Two multiply-adds or two loads at a time.
+        let tiles = vectors as f64 * self.columns as f64 * self.k as f64 * f64::max(0.5, 0.5 / v + 0.5 / n);
+        let element = self.product.dtype.bytes() as isize;
+        let pack = |packed: bool, size: usize, step: isize, along: isize| {
+            let each = match () {
+                () if !packed => 0.0,
+                () if step == element => 0.15,
+                () if along == element => 0.4,
+                () => 1.5,
+            };
+            size as f64 * self.k as f64 * each
+        };
+        let finish = if !self.own_c {
+            0.0
+        } else if self.c_row == self.product.out.bytes() as isize {
+            0.2
+        } else {
+            1.0
+        };
+        tiles
+            + pack(self.pack_a, self.rows, self.a_row, self.a_k)
+            + pack(self.pack_b, self.columns, self.b_column, self.b_k)
+            + finish * self.rows as f64 * self.columns as f64
+    }
+
+    /// Packed elements along k.
+    pub fn steps(&self) -> usize {
+        self.k.div_ceil(self.kernel.group)
+    }
+
+    /// Packed elements along k in each chunk but the last: even shares, by k alone.
+    pub fn chunk(&self) -> usize {
+        let (steps, most) = (self.steps().max(1), chunk_steps(self.kernel.packed));
+        steps.div_ceil(steps.div_ceil(most)).next_multiple_of(8)
+    }
+
+    /// Chunks of one k.
+    pub fn chunks(&self) -> usize {
+        self.steps().div_ceil(self.chunk())
+    }
+
+    /// Rows that are packed together.
+    pub fn row_block(&self) -> usize {
+        ROW_TILES * self.kernel.rows()
+    }
+
+    /// Most columns that are packed together by one thread.
+    pub fn column_block(&self) -> usize {
+        B_BYTES / (self.kernel.packed * chunk_steps(self.kernel.packed)) / self.kernel.columns() * self.kernel.columns()
+    }
+
+    /// Offsets in bytes of a, b and c at one index of the given extents.
+    pub fn offsets(&self, extents: &[Extent], index: usize) -> [isize; 3] {
+        let [a, b, c] = Product::offsets(extents, index);
+        let (read, written) = (self.product.dtype.bytes() as isize, self.product.out.bytes() as isize);
+        if self.turned { [b * read, a * read, c * written] } else { [a * read, b * read, c * written] }
+    }
+
+    /// Bytes of b, all of it packed.
+    pub fn shared_bytes(&self) -> usize {
+        let columns = self.columns.next_multiple_of(self.kernel.columns());
+        columns * self.steps() * self.product.sum_count() * self.kernel.packed
+    }
+
+    /// Whether all of b is packed first, by all threads, for the blocks of rows to share.
+    pub fn shares_b(&self, threads: usize) -> bool {
+        let blocks = self.rows.div_ceil(self.row_block());
+        self.pack_b
+            && self.product.batches() == 1
+            && self.work() >= 4 * SPLIT_WORK
+            && (threads > 1 || blocks > 1 && self.columns > self.column_block())
+            && self.shared_bytes() <= SHARED_BYTES * threads
+    }
+
+    /// Multiply-adds of one product of the batch.
+    pub fn work(&self) -> usize {
+        self.rows.saturating_mul(self.columns).saturating_mul(self.k)
+    }
+
+    /// Into how many parts rows and columns are cut where every part packs what it needs.
+    pub fn grid(&self, threads: usize) -> Grid {
+        let columns_each = if self.pack_b || self.own_c { self.column_block() } else { self.columns.max(1) };
+        let rows_each = if self.own_c { self.row_block() } else { self.rows.max(1) };
+        let mut grid = Grid {
+            rows: self.rows,
+            columns: self.columns,
+            row_parts: self.rows.div_ceil(rows_each),
+            column_parts: self.columns.div_ceil(columns_each),
+            row_unit: self.kernel.rows(),
+            column_unit: self.kernel.columns(),
+        };
+        if threads == 1 || self.work() < SPLIT_WORK {
+            return grid;
+        }
+        // A few parts for each thread, cut where they are longest; smaller ones would mostly pack.
+        let wanted = 3 * threads;
+        let batches = self.product.batches().max(1);
+        while batches * grid.row_parts * grid.column_parts < wanted {
+            let (rows, columns) = (self.rows / grid.row_parts, self.columns / grid.column_parts);
+            let work = rows.saturating_mul(columns).saturating_mul(self.k);
+            if work < SPLIT_WORK / 2 {
+                break;
+            }
+            if rows >= columns && rows >= 2 * grid.row_unit {
+                grid.row_parts += 1;
+            } else if columns >= 4 * grid.column_unit {
+                grid.column_parts += 1;
+            } else {
+                break;
+            }
+        }
+        grid
+    }
+}
+
+/// Parts of the rows and columns of a product.
+#[derive(Clone, Copy, Debug)]
+pub struct Grid {
+    pub rows: usize,
+    pub columns: usize,
+    pub row_parts: usize,
+    pub column_parts: usize,
+    row_unit: usize,
+    column_unit: usize,
+}
+
+impl Grid {
+    pub fn parts(&self) -> usize {
+        self.row_parts * self.column_parts
+    }
+
+    pub fn part(&self, n: usize) -> (Range<usize>, Range<usize>) {
+        let (row, column) = (n / self.column_parts, n % self.column_parts);
+        (
+            cut(self.rows, self.row_parts, self.row_unit, row),
+            cut(self.columns, self.column_parts, self.column_unit, column),
+        )
+    }
+}
+
+/// Part n of `parts` of 0..size; parts begin at multiples of `unit`, and none is longer than an even share rounded up.
+pub fn cut(size: usize, parts: usize, unit: usize, n: usize) -> Range<usize> {
+    let units = size.div_ceil(unit);
+    let at = |n: usize| (units * n / parts * unit).min(size);
+    at(n)..at(n + 1)
+}

@@ -1,0 +1,147 @@
+//! The register tile of a matrix product, written once over a small interface of vectors.
+//!
+//! A tile holds `V` vectors times `N` columns of c in registers while it walks along k: it loads the
+//! vectors of a (neighbouring rows), broadcasts one element of b for each column, and adds. The loops over vectors and
+//! columns have constant bounds and vanish.
+
+/// One call of a tile. Steps are in bytes.
+pub struct Tile {
+    /// Packed elements along k.
+    pub k: usize,
+    /// Neighbouring rows, vector after vector.
+    pub a: *const u8,
+    pub a_step: isize,
+    pub b: *const u8,
+    pub b_columns: isize,
+    pub b_step: isize,
+    /// Neighbouring rows, in the type of the sum.
+    pub c: *mut u8,
+    pub c_columns: isize,
+    /// Rows of the last vector, 1 to its lanes.
+    pub last: usize,
+    /// Adds to c instead of replacing it.
+    pub add: bool,
+}
+
+/// A tile of some number of vectors and columns.
+pub type TileFn = unsafe fn(&Tile);
+/// Tiles by vectors - 1 and columns - 1.
+pub type Tiles = &'static [&'static [TileFn]];
+
+/// A vector unit. An element of a vector is a packed element (of a) or a sum (of c), both of [`Simd::BYTES`].
+///
+/// All functions must be called on a processor that has the unit, with pointers valid for what they access.
+pub trait Simd {
+    type Vector: Copy;
+    type Mask: Copy;
+    const LANES: usize;
+    const BYTES: usize;
+    unsafe fn zero() -> Self::Vector;
+    /// Selects the first n lanes, 1 to all.
+    unsafe fn mask(n: usize) -> Self::Mask;
+    unsafe fn load(from: *const u8) -> Self::Vector;
+    unsafe fn load_part(from: *const u8, mask: Self::Mask) -> Self::Vector;
+    unsafe fn store(to: *mut u8, x: Self::Vector);
+    unsafe fn store_part(to: *mut u8, mask: Self::Mask, x: Self::Vector);
+    /// One element in all lanes.
+    unsafe fn splat(from: *const u8) -> Self::Vector;
+    /// x * y + sum
+    unsafe fn multiply_add(x: Self::Vector, y: Self::Vector, sum: Self::Vector) -> Self::Vector;
+    unsafe fn add(x: Self::Vector, y: Self::Vector) -> Self::Vector;
+}
+
+/// Asks for a cache line that will be needed soon. Any address may be given.
+#[inline(always)]
+pub fn expect(_at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the instruction is in every processor of this kind, and has no effect but on caches.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(_at.cast());
+    }
+}
+
+/// Steps along k in one turn of the loop.
+const UNROLL: usize = 4;
+
+/// One step along k.
+#[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "loops with constant bounds over arrays that are registers")]
+unsafe fn step<S: Simd, const V: usize, const N: usize>(
+    t: &Tile,
+    mask: S::Mask,
+    a: *const u8,
+    b: *const u8,
+    mut sums: [[S::Vector; V]; N],
+) -> [[S::Vector; V]; N] {
+    let bytes = S::LANES * S::BYTES;
+    // SAFETY: as promised to `tile`.
+    unsafe {
+        let mut x = [S::zero(); V];
+        for i in 0..V - 1 {
+            x[i] = S::load(a.add(i * bytes));
+        }
+        x[V - 1] = S::load_part(a.add((V - 1) * bytes), mask);
+        for j in 0..N {
+            let y = S::splat(b.offset(j as isize * t.b_columns));
+            for i in 0..V {
+                sums[j][i] = S::multiply_add(x[i], y, sums[j][i]);
+            }
+        }
+    }
+    sums
+}
+
+/// # Safety
+/// All that the tile reaches must be valid, and the processor must have the unit.
+#[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "loops with constant bounds over arrays that are registers")]
+pub unsafe fn tile<S: Simd, const V: usize, const N: usize>(t: &Tile) {
+    let bytes = S::LANES * S::BYTES;
+    // SAFETY: as promised by the caller.
+    unsafe {
+        let mask = S::mask(t.last);
+        let mut sums = [[S::zero(); V]; N];
+        for j in 0..N {
+            for i in 0..V {
+                expect(t.c.offset(j as isize * t.c_columns).add(i * bytes));
+            }
+        }
+        let (mut a, mut b) = (t.a, t.b);
+        for _ in 0..t.k / UNROLL {
+            for _ in 0..UNROLL {
+                sums = step::<S, V, N>(t, mask, a, b, sums);
+                (a, b) = (a.offset(t.a_step), b.offset(t.b_step));
+            }
+        }
+        for _ in 0..t.k % UNROLL {
+            sums = step::<S, V, N>(t, mask, a, b, sums);
+            (a, b) = (a.offset(t.a_step), b.offset(t.b_step));
+        }
+        let whole = t.last == S::LANES;
+        for j in 0..N {
+            let c = t.c.offset(j as isize * t.c_columns);
+            for i in 0..V {
+                let (c, sum) = (c.add(i * bytes), sums[j][i]);
+                if i + 1 < V || whole {
+                    S::store(c, if t.add { S::add(S::load(c), sum) } else { sum });
+                } else {
+                    S::store_part(c, mask, if t.add { S::add(S::load_part(c, mask), sum) } else { sum });
+                }
+            }
+        }
+    }
+}
+
+/// The table of tiles of a unit: for each number of vectors those of 1, 2, .. columns, behind a function that switches
+/// the unit's instructions on.
+macro_rules! tiles {
+    ($wrapper:ident, $simd:ty, [$($v:literal)*], $columns:tt) => {{
+        const TILES: super::tile::Tiles =
+            &[$(tiles!(@ $wrapper, $simd, $v, $columns)),*];
+        TILES
+    }};
+    (@ $wrapper:ident, $simd:ty, $v:literal, [$($n:literal)*]) => {
+        &[$($wrapper::<$simd, $v, $n>),*]
+    };
+}
+pub(super) use tiles;
