@@ -8,6 +8,7 @@ use crate::check::constant::Const;
 use crate::diag::{Diagnostic, did_you_mean};
 use crate::source::Span;
 use crate::syntax::ast::{self, CallArg, DataSource, Expr, ExprKind, UnaryOp};
+use crate::syntax::visit::{Node, walk};
 use crate::types::MapOp;
 
 /// Fields of a stream of text or tokens, matched to inputs by name.
@@ -80,21 +81,15 @@ const STREAMS: [&str; 5] = ["bytes", "chars", "tokens", "text", "lines"];
 
 /// Whether an expression holds a source, or a call with a path, which is meant as one.
 fn reads(e: &Expr) -> bool {
-    match &*e.kind {
-        ExprKind::Paren(x) => reads(x),
-        ExprKind::Unary { value, .. } => reads(value),
-        ExprKind::Binary { left, right, .. } => reads(left) || reads(right),
-        ExprKind::Call { args, .. } => {
-            args.iter().any(|a| reads(&a.value) || (a.name.is_none() && matches!(&*a.value.kind, ExprKind::Str(_))))
-                || is_source(e)
-        }
-        _ => false,
-    }
-}
-
-fn is_source(e: &Expr) -> bool {
-    let ExprKind::Call { callee, .. } = &*e.kind else { return false };
-    matches!(&*callee.kind, ExprKind::Name(n) if SOURCES.iter().any(|s| s.0 == n))
+    let mut found = false;
+    walk(e, &mut |node| {
+        let Node::Expr(e) = node else { return };
+        let ExprKind::Call { callee, args } = &*e.kind else { return };
+        let source = matches!(&*callee.kind, ExprKind::Name(n) if SOURCES.iter().any(|s| s.0 == n));
+        let path = args.iter().any(|a| a.name.is_none() && matches!(&*a.value.kind, ExprKind::Str(_)));
+        found |= source || path;
+    });
+    found
 }
 
 impl<'a> Elab<'a> {
@@ -265,6 +260,9 @@ impl<'a> Elab<'a> {
     ) -> Option<()> {
         let name = match &a.name {
             None => {
+                if reads(&a.value) {
+                    return self.not_of_data(&a.value);
+                }
                 match self.constant(&a.value)? {
                     Const::Str(s) if path.is_none() => *path = Some(s),
                     other => {

@@ -185,6 +185,10 @@ fn data_expressions_are_elementwise() {
     assert!(said.contains("takes bools"), "{said}");
     with(&format!("mean[batch]({a})"), a, b);
     fails(at, &["check", "m.pta"], 1, "E0710");
+    for odd in [format!("{a}[batch]"), format!("if true {{ {a} }} else {{ 1 }}"), format!("npy({a})")] {
+        with(&odd, a, b);
+        fails(at, &["check", "m.pta"], 1, "E0710");
+    }
     with(&format!("max({a})"), a, b);
     fails(at, &["check", "m.pta"], 1, "E0314");
     with("npz(\"x.npz\") / 2", a, b);
