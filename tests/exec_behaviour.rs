@@ -112,7 +112,7 @@ fn a_step_allocates_nothing() {
             ALLOCATIONS.load(Ordering::SeqCst) == before
         });
         assert!(quiet, "{threads} threads allocate");
-        assert_eq!(exec.high_water(), program.routines[0].arena);
+        assert_eq!(exec.high_water(0), program.routines[0].arena);
         let times = exec.timings(0);
         let runs = times.iter().map(|t| t.runs).min().unwrap();
         let looped = times.iter().filter(|t| t.runs == 4 * runs).count();

@@ -74,7 +74,7 @@ pub fn executor(program: &Arc<Program>, env: &Env, options: ExecOptions) -> Exec
 /// Runs the only routine; results in the order of the graph's outputs.
 pub fn run(exec: &mut Executor, graph: &Graph, env: &Env) -> Result<Vec<Tensor>, RuntimeError> {
     exec.run(0, RunArgs { seed: env.seed, step: env.step, position: env.position })?;
-    assert_eq!(exec.high_water(), exec.program().routines[0].arena, "high-water mark against the plan");
+    assert_eq!(exec.high_water(0), exec.program().routines[0].arena, "high-water mark against the plan");
     let program = exec.program().clone();
     let mut values = 0..;
     Ok(graph

@@ -73,7 +73,7 @@ impl Field {
     }
 
     /// Writes a sample whose values already fit the type.
-    pub(super) fn write(&mut self, row: usize, sample: &[f64]) {
+    pub fn write(&mut self, row: usize, sample: &[f64]) {
         let (outer, inner, samples) = (self.outer, self.inner, self.samples);
         let bytes = &mut bytemuck::cast_slice_mut(&mut self.words)[..self.bytes];
         fn scatter<T: bytemuck::Pod>(

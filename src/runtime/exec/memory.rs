@@ -48,6 +48,12 @@ impl Memory {
         })
     }
 
+    /// Bytes of everything that outlives a run, in whole cache lines as they are allocated.
+    pub fn persistent_bytes(&self) -> usize {
+        let slots = self.params.iter().chain(&self.states).chain(&self.inputs);
+        slots.map(|s| s.arena.len().next_multiple_of(ALIGN)).sum::<usize>() + self.constants.arena.len()
+    }
+
     pub fn spots(&self, routine: &Routine) -> Vec<Spot> {
         routine.buffers.iter().map(|b| self.spot(routine, b)).collect()
     }

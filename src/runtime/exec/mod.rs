@@ -60,8 +60,8 @@ pub struct Executor {
     scratch: Vec<u64>,
     lists: Lists,
     watch: Watch,
-    /// One past the last byte of the arena that the current or last run used.
-    high_water: usize,
+    /// By routine: one past the last byte of the arena that its runs so far have used.
+    high_water: Vec<usize>,
 }
 
 /// Argument lists of the current step, kept from step to step so that they are not allocated.
@@ -104,13 +104,13 @@ impl Executor {
             helpers: helpers::table(),
             scratch: vec![0; need.scratch.div_ceil(8)],
             watch: Watch::new(&program, options),
+            high_water: vec![0; program.routines.len()],
             program,
             pool,
             code,
             memory,
             spots,
             lists,
-            high_water: 0,
         })
     }
 
@@ -153,7 +153,6 @@ impl Executor {
 
     /// Runs a routine once.
     pub fn run(&mut self, routine: usize, args: RunArgs) -> Result<(), RuntimeError> {
-        self.high_water = 0;
         self.memory.set_cells(args);
         self.watch.begin(routine);
         let program = self.program.clone();
@@ -179,9 +178,14 @@ impl Executor {
 
     // ---- reports
 
-    /// One past the last byte of the arena that the last run used.
-    pub fn high_water(&self) -> usize {
-        self.high_water
+    /// One past the last byte of the arena that the runs of a routine so far have used.
+    pub fn high_water(&self, routine: usize) -> usize {
+        self.high_water[routine]
+    }
+
+    /// Bytes of parameters, states, inputs and constants.
+    pub fn persistent_bytes(&self) -> usize {
+        self.memory.persistent_bytes()
     }
 
     /// Bytes that the executor holds beside the arena and the persistent arrays.

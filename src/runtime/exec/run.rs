@@ -61,9 +61,9 @@ impl Executor {
 
     fn note_arena(&mut self, routine: usize, step: &Step) {
         let (memory, spots) = (&self.memory, &self.spots[routine]);
-        let mut end = self.high_water;
+        let mut end = self.high_water[routine];
         step.action.accesses(|buffer, _| end = end.max(memory.arena_end(spots, buffer)));
-        self.high_water = end;
+        self.high_water[routine] = end;
     }
 
     fn out_of_range(&self, failure: Failure) -> RuntimeError {

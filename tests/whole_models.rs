@@ -1,0 +1,170 @@
+//! Every example as a whole, at a size that a test can run: a training step and a batch of evaluation on the CPU backend
+//! agree with the interpreter in f64, and f32, bf16 and f16 agree with f64 as far as their bits go. What memory was planned
+//! is what is used, to the byte.
+
+use partita::driver::engine::{Compiled, Engine, Figure, Interpreted, Routine};
+use partita::driver::pipeline::{self, ALL};
+use partita::driver::{Options, Recipe, Request};
+use partita::memory;
+use partita::runtime::data::Batch;
+use partita::source::Disk;
+use partita::types::{DType, rng};
+use std::path::Path;
+
+const SEED: u64 = 5;
+
+struct Case {
+    file: &'static str,
+    preset: Option<&'static str>,
+    sets: &'static str,
+}
+
+impl Case {
+    fn options(&self, precision: DType) -> Options {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(self.file);
+        let set = |s: &str| {
+            let (name, value) = s.split_once('=').expect("name=value");
+            (name.to_string(), value.to_string())
+        };
+        let request = Request {
+            path,
+            presets: self.preset.iter().map(|p| p.to_string()).collect(),
+            sets: self.sets.split_whitespace().map(set).collect(),
+        };
+        Options { request, precision: Some(precision), threads: 2, ..Options::default() }
+    }
+}
+
+/// Integers up to their bound (0 or 1 where there is none), floats in 0..1.
+fn batch(recipe: &Recipe, number: u64) -> Batch {
+    let mut batch = Batch::new(&recipe.inputs);
+    for (n, (field, input)) in batch.fields.iter_mut().zip(&recipe.inputs).enumerate() {
+        let samples = input.dims[input.sample].size;
+        let each = field.sizes.iter().product::<usize>() / samples.max(1);
+        let key = rng::key(SEED, number, n as u64, 0);
+        for row in 0..samples {
+            let draw = |i: usize| {
+                let u = f64::from(rng::unit(key, (row * each + i) as u64));
+                if field.dtype.is_float() {
+                    u
+                } else {
+                    (input.bound.as_ref().map_or(2.0, |b| b.size as f64) * u).floor()
+                }
+            };
+            let sample: Vec<f64> = (0..each).map(draw).collect();
+            field.write(row, &sample);
+        }
+    }
+    batch
+}
+
+/// Figures of a step of training, a batch of evaluation and a second step.
+fn run(engine: &mut dyn Engine, recipe: &Recipe) -> Vec<Figure> {
+    let seen = |e: Box<dyn std::fmt::Debug>| panic!("{e:?}");
+    let mut all = Vec::new();
+    if let Err(e) = engine.init(SEED) {
+        seen(Box::new(e));
+    }
+    for (routine, number) in [(Routine::Train, 0), (Routine::Eval, 0), (Routine::Train, 1)] {
+        match engine.run(routine, SEED, number, &batch(recipe, number)) {
+            Ok(figures) => all.extend(figures),
+            Err(e) => seen(Box::new(e)),
+        }
+    }
+    all
+}
+
+fn compare(case: &Case, what: &str, ours: &[Figure], theirs: &[Figure], bound: f64) {
+    let losses = |f: &[Figure]| -> Vec<(String, f64)> {
+        f.iter().filter(|f| f.is_loss() || f.name == "grad_norm").map(|f| (f.name.clone(), f.values[0])).collect()
+    };
+    // Where a gradient overflows f16 the step is skipped, and its norm says so.
+    let skipped = ours.iter().filter(|f| f.name == "skipped" && f.values[0] > 0.0).count();
+    let (ours, theirs) = (losses(ours), losses(theirs));
+    assert_eq!(ours.len(), theirs.len());
+    let overflows = ours.iter().filter(|(name, x)| name == "grad_norm" && !x.is_finite()).count();
+    assert!(overflows <= skipped, "{} {what}: {overflows} norms overflow, {skipped} steps are skipped", case.file);
+    for ((name, x), (_, y)) in ours.iter().zip(&theirs) {
+        // A norm is made of many more roundings than a loss.
+        let bound = if name == "grad_norm" { 10.0 * bound } else { bound };
+        let near = (x - y).abs() <= bound * y.abs().max(1.0);
+        let overflow = name == "grad_norm" && !x.is_finite();
+        assert!(x.is_finite() && near || overflow, "{} {what}: `{name}` is {x}, not {y}", case.file);
+    }
+}
+
+fn check(case: Case) {
+    let mut expected = Vec::new();
+    for (precision, bound) in [(DType::F64, 1e-9), (DType::F32, 1e-4), (DType::BF16, 3e-2), (DType::F16, 5e-3)] {
+        let options = case.options(precision);
+        let shown = |f: Box<partita::driver::Findings>| -> ! {
+            panic!("{}: {}", case.file, partita::diag::render::text(&f.sink, &f.sources, false))
+        };
+        let mut graphs = pipeline::graphs(&options, &Disk).unwrap_or_else(|f| shown(f));
+        if precision == DType::F64 {
+            expected = run(&mut Interpreted::new(&graphs), &graphs.recipe);
+        }
+        let program = pipeline::program(&mut graphs, ALL, None, &options).unwrap_or_else(|f| shown(f));
+        let recipe = &graphs.recipe;
+        let planned: Vec<usize> = program.routines.iter().map(|r| r.arena).collect();
+        let peaks: Vec<usize> = program.routines.iter().map(|r| memory::report(&program, r).peak_bytes).collect();
+        let mut engine = Compiled::open(program, recipe, 2, false).expect("an executor");
+        let ours = run(&mut engine, recipe);
+        compare(&case, &precision.to_string(), &ours, &expected, bound);
+        let exec = engine.executor();
+        for (n, routine) in exec.program().routines.iter().enumerate() {
+            assert_eq!(exec.high_water(n), planned[n], "{} {precision}: arena of `{}`", case.file, routine.name);
+            assert_eq!(peaks[n], exec.persistent_bytes() + planned[n], "{} {precision}: `{}`", case.file, routine.name);
+        }
+    }
+}
+
+macro_rules! examples {
+    ($($name:ident $preset:expr, $sets:literal;)*) => { $(
+        #[test]
+        fn $name() {
+            check(Case { file: concat!(stringify!($name), ".pta"), preset: $preset, sets: $sets });
+        }
+    )* };
+}
+
+examples! {
+    bert None, "batch=4 seq=8 context=8 vocab=120 embed=16 heads=2 depth=2";
+    big_linear None, "batch=4 wide=12 tall=20";
+    clip None, "batch=3 row=8 col=8 side=4 word=6 vocab=20 wide=16 wide_heads=2 slim=16 slim_heads=2 head_dim=8 depth=2 joint=8";
+    deepseek_v3 None, "batch=2 seq=6 vocab=20 depth=5 embed=16 heads=2 mlp=24 q_rank=8 kv_rank=8 nope=4 turn=4 value_dim=4 experts=8 groups=4 keep=2 pick=2 expert_mlp=8";
+    digits None, "batch=8";
+    dit None, "batch=4 row=4 col=4 embed=16 heads=2 depth=2 freq=8 classes=10 times=20";
+    first None, "batch=2";
+    gan Some("tiny"), "row=16 col=16";
+    gemma2 None, "batch=2 seq=8 vocab=20 embed=16 kv=2 head_dim=4 mlp=24 depth=2";
+    gpt2 None, "batch=2 seq=8 vocab=20 embed=16 heads=2 depth=2";
+    llama Some("tiny"), "";
+    llama3 None, "batch=2 seq=8 vocab=20 embed=16 kv=2 group=2 head_dim=4 mlp=24 depth=2";
+    llama3_lora None, "batch=2 seq=8 vocab=20 embed=16 kv=2 head_dim=4 mlp=24 depth=2 rank=2";
+    lstm None, "batch=2 seq=6 vocab=20 embed=8 hidden=8";
+    mamba2 None, "batch=2 seq=64 vocab=20 embed=16 width=8 memory=4 depth=2";
+    mixtral None, "batch=2 seq=8 vocab=20 embed=16 kv=2 group=2 head_dim=4 mlp=24 depth=2 experts=4";
+    mnist None, "batch=4";
+    moe Some("tiny"), "";
+    muon None, "batch=2 seq=8 vocab=20 embed=16 heads=2 depth=2";
+    quickstart None, "batch=2";
+    resnet50 None, "batch=8 row0=32 col0=32 stem=4 mid2=2 mid3=2 mid4=2 mid5=2 classes=5";
+    shakespeare None, "batch=2";
+    t5 None, "batch=2 src=6 tgt=5 vocab=40 embed=16 heads=2 head_dim=8 mlp=24 layers_in=2 layers_out=2 buckets=8";
+    vae None, "batch=4 row=8 col=8 c1=4 c2=4 code=3 hidden=8";
+    vit None, "batch=2 row=16 col=16 side=8 classes=5 embed=16 heads=2 depth=2";
+}
+
+#[test]
+fn every_example_is_here() {
+    let text = include_str!("whole_models.rs");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+    for entry in std::fs::read_dir(folder).expect("the examples") {
+        let path = entry.expect("an entry").path();
+        if path.extension().is_some_and(|e| e == "pta") {
+            let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            assert!(text.contains(&format!("\n    {name} ")), "no test of {name}.pta");
+        }
+    }
+}
