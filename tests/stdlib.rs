@@ -16,6 +16,23 @@ fn only(text: &str, mode: Mode, inputs: &[(&str, Vec<f64>)], name: &str) -> Name
 }
 
 #[test]
+fn powers_of_ints_are_ints() {
+    let text = "
+        dim row = 6
+        model M(x: int[row], n: int[row]) {
+            output square = x ** 2
+            output power = x ** n
+            output inverse = x ** -1
+        }";
+    let x = vec![16_777_217.0, -3.0, 0.0, -1.0, 2.0, 1.0];
+    let out = run(text, Mode::EVAL, &[("x", x), ("n", vec![3.0, 5.0, -2.0, -3.0, -1.0, -7.0])]);
+    let wrapped = |n: u32| f64::from(16_777_217i32.wrapping_pow(n));
+    assert_eq!(out["square"].data, [wrapped(2), 9.0, 0.0, 1.0, 4.0, 1.0]);
+    assert_eq!(out["power"].data, [wrapped(3), -243.0, 0.0, -1.0, 0.0, 1.0]);
+    close(out["inverse"].data[1], -1.0 / 3.0);
+}
+
+#[test]
 fn softmax_leaves_out_what_is_masked_and_is_never_nan() {
     let text = "
         use nn.{softmax}

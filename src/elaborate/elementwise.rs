@@ -196,12 +196,9 @@ impl Elab<'_> {
             Floor | Ceil | Round => self.promote(op_span, &kinds, false).map(|t| vec![t; args.len()]),
             FloorDiv => self.only_int(op_span, &kinds).then(|| vec![DType::I32; args.len()]),
             Pow => {
-                let whole = matches!(kinds[1], Kind::Whole)
-                    && matches!(&args[1].val, Val::Const(c) if c.as_int().is_some_and(|n| n >= 0));
-                self.promote(op_span, &kinds, !whole).map(|t| {
-                    // int ** whole constant stays int; the power itself is computed in floats.
-                    vec![if t == DType::I32 { self.single() } else { t }; args.len()]
-                })
+                // An int to a constant below zero is a fraction.
+                let below = matches!(&args[1].val, Val::Const(c) if c.as_int().is_some_and(|n| n < 0));
+                self.promote(op_span, &kinds, below).map(|t| vec![t; args.len()])
             }
             Div | Exp | Expm1 | Log | Log1p | Sqrt | Rsqrt | Tanh | Sigmoid | Softplus | Erf | Sin | Cos => {
                 self.promote(op_span, &kinds, true).map(|t| vec![t; args.len()])
@@ -217,16 +214,11 @@ impl Elab<'_> {
             }
         }
         self.b.span = Some(span);
-        let int_power = op == Pow && matches!(kinds[0], Kind::Tensor(DType::I32 | DType::Bool) | Kind::Whole);
-        let back = int_power && self.promote(op_span, &kinds, false) == Some(DType::I32);
         // Rounding an int is the int itself.
         if matches!(op, Floor | Ceil | Round) && wanted[0] == DType::I32 {
             return Ev { val: Val::Tensor(values[0]), span, tree: Some(tree) };
         }
-        let mut v = self.b.map(op, &values);
-        if back {
-            v = self.b.cast(v, DType::I32);
-        }
+        let v = self.b.map(op, &values);
         Ev { val: Val::Tensor(v), span, tree: Some(tree) }
     }
 

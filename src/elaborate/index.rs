@@ -294,10 +294,19 @@ impl<'a> Elab<'a> {
                     );
                     return None;
                 }
-                Some((WindowAxis { input: from, offset: 0, dynamic: true, terms: vec![(to, 1)] }, Some(v)))
+                let start = if open { v } else { self.checked_start(v, from, (n - m + 1) as usize) };
+                Some((WindowAxis { input: from, offset: 0, dynamic: true, terms: vec![(to, 1)] }, Some(start)))
             }
             _ => None,
         }
+    }
+
+    /// The start of a slice, looked up among those that fit, so that another one is an error like any index.
+    fn checked_start(&mut self, start: ValueId, sliced: DimId, fit: usize) -> ValueId {
+        let name = format!("{}_start", self.dim_name(sliced));
+        let starts = self.new_dim(&name, fit, false);
+        let all = self.b.iota(starts);
+        self.b.gather(&[starts], GatherMode::Error, all, &[start])
     }
 
     pub fn group_dims(&mut self, g: &Group) -> Option<Vec<DimId>> {

@@ -134,9 +134,27 @@ fn integer(op: MapOp, x: &[f64]) -> Option<i32> {
                 a.wrapping_sub(b.wrapping_mul(floor_div(a, b)))
             }
         }
-        Pow if b >= 0 => a.wrapping_pow(b as u32),
+        Pow => match b {
+            0.. => power(a, b as u32),
+            _ if a == 1 => 1,
+            _ if a == -1 => 1 - 2 * (b & 1),
+            _ => 0,
+        },
         _ => return None,
     })
+}
+
+/// By squaring; wraps.
+fn power(mut a: i32, mut b: u32) -> i32 {
+    let mut product = 1i32;
+    while b > 0 {
+        if b & 1 == 1 {
+            product = product.wrapping_mul(a);
+        }
+        a = a.wrapping_mul(a);
+        b >>= 1;
+    }
+    product
 }
 
 fn floor_div(a: i32, b: i32) -> i32 {

@@ -46,6 +46,7 @@ pub enum MapOp {
     FloorDiv,
     /// I32: a - b * floor_div(a, b); by 0 gives 0. Floats: a - b * floor(a / b).
     Rem,
+    /// I32: wraps; a negative exponent gives the whole part of the fraction, 0 at 0.
     Pow,
     /// NaN if either is NaN.
     Max,

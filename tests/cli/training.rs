@@ -129,6 +129,33 @@ fn an_index_out_of_range_names_its_line() {
 }
 
 #[test]
+fn a_slice_that_does_not_fit_names_its_line() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let at = folder.path();
+    let text = "use optim.{sgd}
+dim row = 2, all = 5, part = 3
+model M(first: int[row]) {
+    param table: [all] = iota[all]
+    loss mean[part](table[all = max[row](first).. -> part])
+}
+train M { data { first = csv(\"start.csv\") }
+    optimizer sgd(lr = 0.0)
+    steps 1 }";
+    write(at, "slice.pta", text);
+    for engine in ["cpu", "interp"] {
+        let arguments = ["train", "slice.pta", "--out", "run", "--metrics", "m.jsonl", "--engine", engine];
+        write(at, "start.csv", "first\n1\n2\n");
+        succeeds(at, &arguments);
+        assert_eq!(crate::run::metric(&at.join("m.jsonl"), "loss"), [3.0]);
+        for bad in ["3", "-1"] {
+            write(at, "start.csv", format!("first\n{bad}\n{bad}\n"));
+            let text = fails(at, &arguments, 1, "E0809");
+            assert!(text.contains("slice.pta:5:") && text.contains("all_start"), "{text}");
+        }
+    }
+}
+
+#[test]
 fn a_dry_run_compiles_and_leaves_nothing() {
     let folder = tiny();
     let text = succeeds(folder.path(), &["train", "tiny.pta", "--dry-run", "--timings"]);

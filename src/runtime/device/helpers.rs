@@ -73,9 +73,12 @@ extern "C" fn pow(x: f64, y: f64) -> f64 {
 }
 
 extern "C" fn pow_int(x: i32, y: i32) -> i32 {
-    match u32::try_from(y) {
-        Ok(y) => x.wrapping_pow(y),
-        Err(_) => f64::from(x).powi(y) as i64 as i32,
+    match (u32::try_from(y), x) {
+        (Ok(y), _) => x.wrapping_pow(y),
+        // A fraction, towards zero; as a division by zero, 0.
+        (Err(_), 1) => 1,
+        (Err(_), -1) => 1 - 2 * (y & 1),
+        (Err(_), _) => 0,
     }
 }
 
