@@ -7,6 +7,7 @@ use partita::driver::pipeline::{self, ALL};
 use partita::driver::{Options, Recipe, Request};
 use partita::memory;
 use partita::runtime::data::Batch;
+use partita::runtime::exec::scratch_bytes;
 use partita::source::Disk;
 use partita::types::{DType, rng};
 use std::path::Path;
@@ -121,6 +122,7 @@ fn check(case: Case) {
         let exec = engine.executor();
         for (n, routine) in exec.program().routines.iter().enumerate() {
             assert_eq!(exec.high_water(n), planned[n], "{} {precision}: arena of `{}`", case.file, routine.name);
+            assert_eq!(exec.scratch_bytes(), scratch_bytes(exec.program(), 2));
             assert_eq!(peaks[n], exec.persistent_bytes() + planned[n], "{} {precision}: `{}`", case.file, routine.name);
         }
     }

@@ -31,6 +31,9 @@ fn table(n: &Needed, all: bool, out: &mut Output) {
     let peak = r.peak_bytes as u64;
     out.line(format!("peak {} ({} bytes)", memory::show(peak), grouped(peak)));
     out.line(format!("in {}, at `{}`", r.peak_at.action, r.peak_at.value));
+    if n.scratch_bytes > 0 {
+        out.line(format!("beside it {} of working memory of the threads", memory::show(n.scratch_bytes as u64)));
+    }
     out.line("\nby category");
     for (name, bytes) in r.by_category.iter().filter(|(_, b)| **b > 0) {
         out.line(format!("  {name:<18} {:>14}", grouped(*bytes as u64)));

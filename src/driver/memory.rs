@@ -6,12 +6,15 @@ use super::pipeline::{self, Graphs};
 use crate::diag::Diagnostic;
 use crate::memory::{self, Report};
 use crate::program::Source;
+use crate::runtime::exec::scratch_bytes;
 use crate::source::World;
 
 /// The plan's name and the report of its one rank.
 pub struct Needed {
     pub plan: Option<String>,
     pub report: Report,
+    /// Working memory of the threads, beside the report's.
+    pub scratch_bytes: usize,
     pub graphs: Graphs,
 }
 
@@ -24,15 +27,16 @@ pub fn needed(options: &Options, world: &dyn World) -> Outcome<Needed> {
     // The first of equals: training comes first.
     let most = program.routines.iter().rev().max_by_key(|r| r.arena);
     let report = most.map(|r| memory::report(program, r));
+    let scratch_bytes = scratch_bytes(program, options.thread_count());
     let report = report.ok_or_else(|| super::passes::internal("plan memory", "there is no routine"))?;
     drop(module);
-    Ok(Needed { plan: options.plan.clone(), report, graphs })
+    Ok(Needed { plan: options.plan.clone(), report, scratch_bytes, graphs })
 }
 
 impl Needed {
     /// The error where the peak is over a limit: it points at what takes most.
     pub fn over(&self, limit: u64) -> Option<Box<Findings>> {
-        let peak = self.report.peak_bytes as u64;
+        let peak = (self.report.peak_bytes + self.scratch_bytes) as u64;
         if peak <= limit {
             return None;
         }
@@ -61,7 +65,7 @@ impl Needed {
 
     /// As `--json` prints it.
     pub fn json(&self) -> serde_json::Value {
-        let mut rank = serde_json::json!({"rank": 0, "stage": 0});
+        let mut rank = serde_json::json!({"rank": 0, "stage": 0, "scratch_bytes": self.scratch_bytes});
         if let (Some(all), Ok(serde_json::Value::Object(report))) =
             (rank.as_object_mut(), serde_json::to_value(&self.report))
         {

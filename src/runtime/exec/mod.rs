@@ -91,8 +91,7 @@ impl Executor {
             .ok_or_else(|| RuntimeError::new("E0811", "the system refuses memory for machine code"))?;
         let memory = Memory::new(&program)?;
         let spots = program.routines.iter().map(|r| memory.spots(r)).collect();
-        let mut need = Need::default();
-        program.routines.iter().for_each(|r| need.steps(&r.steps, pool.threads()));
+        let need = Need::of(&program, pool.threads());
         let lists = Lists {
             pointers: Vec::with_capacity(need.args),
             scalars: Vec::with_capacity(need.keys + 1),
@@ -102,7 +101,7 @@ impl Executor {
         };
         Ok(Executor {
             helpers: helpers::table(),
-            scratch: vec![0; need.scratch.div_ceil(8)],
+            scratch: vec![0; need.scratch / 8],
             watch: Watch::new(&program, options),
             high_water: vec![0; program.routines.len()],
             program,
@@ -199,6 +198,12 @@ impl Executor {
     }
 }
 
+/// Bytes of working memory that an executor of a program holds beside the program's own: packed panels of matrix
+/// products, one set for each thread, and what library kernels sort in.
+pub fn scratch_bytes(program: &Program, threads: usize) -> usize {
+    Need::of(program, threads).scratch
+}
+
 /// What steps need beside their buffers.
 #[derive(Default)]
 struct Need {
@@ -209,6 +214,13 @@ struct Need {
 }
 
 impl Need {
+    fn of(program: &Program, threads: usize) -> Need {
+        let mut need = Need::default();
+        program.routines.iter().for_each(|r| need.steps(&r.steps, threads));
+        need.scratch = need.scratch.next_multiple_of(8);
+        need
+    }
+
     fn steps(&mut self, steps: &[Step], threads: usize) {
         for step in steps {
             match &step.action {
