@@ -4,6 +4,8 @@
 mod commands;
 #[path = "cli/data.rs"]
 mod data;
+#[path = "cli/interrupted.rs"]
+mod interrupted;
 #[path = "cli/programs.rs"]
 mod programs;
 #[path = "common/run.rs"]
@@ -12,6 +14,8 @@ mod run;
 mod sampling;
 #[path = "cli/training.rs"]
 mod training;
+#[path = "cli/writing.rs"]
+mod writing;
 
 use std::path::Path;
 use std::process::Output;

@@ -14,7 +14,7 @@ pub struct Cli {
     #[arg(long, global = true, value_enum, default_value_t = ColorChoice::Auto, value_name = "WHEN")]
     pub color: ColorChoice,
     /// Threads to use; 0 means as many as there are processors
-    #[arg(long, global = true, default_value_t = 0, value_name = "N")]
+    #[arg(long, global = true, default_value_t = 0, value_name = "N", value_parser = threads)]
     pub threads: usize,
     #[command(subcommand)]
     pub command: Command,
@@ -322,6 +322,17 @@ fn output(text: &str) -> Result<(String, PathBuf), String> {
     match text.split_once('=') {
         Some((name, path)) if !name.is_empty() && !path.is_empty() => Ok((name.to_string(), path.into())),
         _ => Err("expected NAME=FILE".to_string()),
+    }
+}
+
+/// More threads than this help nowhere, and their stacks alone may be more than the system gives.
+const MOST_THREADS: usize = 1024;
+
+/// A number of threads.
+pub fn threads(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n) if n <= MOST_THREADS => Ok(n),
+        _ => Err(format!("expected a whole number from 0 to {MOST_THREADS}")),
     }
 }
 

@@ -5,7 +5,7 @@ use super::output::Output;
 use super::{Code, OK, train};
 use crate::driver::build::{self, Bundle};
 use crate::driver::findings::Outcome;
-use crate::driver::{Options, pipeline, sample, show};
+use crate::driver::{Options, overwrite, pipeline, sample, show};
 use crate::source::Disk;
 
 pub fn run(args: &BuildArgs, threads: usize, out: &mut Output) -> Code {
@@ -27,6 +27,9 @@ fn build(args: &BuildArgs, threads: usize, out: &mut Output) -> Outcome<Code> {
     if args.compile.timings {
         train::timings(&g.timings, out);
     }
+    let mut read = g.recipe.read_paths();
+    read.extend(std::env::current_exe());
+    overwrite::refuse(&args.output, &g.findings.sources, &read)?;
     build::settle_paths(&mut g.recipe);
     let bundle = Bundle { recipe: g.recipe, sample: sampling.map(|s| s.recipe) };
     let size = build::write(&args.output, program, &bundle)?;

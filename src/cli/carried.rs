@@ -1,9 +1,9 @@
 //! The command line of a built program: what it carries is trained, evaluated, sampled from.
 
-use super::args::{ColorChoice, EvalHow, TrainHow};
+use super::args::{ColorChoice, EvalHow, TrainHow, threads};
 use super::output::{Output, grouped};
 use super::sample::How;
-use super::{Code, ERROR, OK, USAGE, eval, sample, train};
+use super::{Code, ERROR, OK, USAGE, eval, sample, train, usage};
 use crate::diag::Diagnostic;
 use crate::driver::build::Bundle;
 use crate::driver::engine::{Compiled, Engine};
@@ -20,7 +20,7 @@ struct Cli {
     #[arg(long, global = true, value_enum, default_value_t = ColorChoice::Auto, value_name = "WHEN")]
     color: ColorChoice,
     /// Threads to use; 0 means as many as there are processors
-    #[arg(long, global = true, default_value_t = 0, value_name = "N")]
+    #[arg(long, global = true, default_value_t = 0, value_name = "N", value_parser = threads)]
     threads: usize,
     #[command(subcommand)]
     command: Command,
@@ -43,12 +43,13 @@ pub fn main(program: Program, bundle: Bundle) -> Code {
         Ok(cli) => cli,
         Err(e) => {
             let code = if e.use_stderr() { USAGE } else { OK };
-            let _ = e.print();
-            return code;
+            return usage(&e, code);
         }
     };
     let mut out = Output::new(cli.color);
-    dispatch(cli, program, bundle, &mut out).unwrap_or_else(|findings| out.findings(&findings))
+    let printed = !matches!(cli.command, Command::Train(_));
+    let code = dispatch(cli, program, bundle, &mut out).unwrap_or_else(|findings| out.findings(&findings));
+    out.end(code, printed)
 }
 
 fn dispatch(cli: Cli, program: Program, bundle: Bundle, out: &mut Output) -> Outcome<Code> {

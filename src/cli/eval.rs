@@ -4,18 +4,17 @@ use super::args::{EvalArgs, EvalHow};
 use super::output::Output;
 use super::{Code, OK, train};
 use crate::diag::Diagnostic;
-use crate::driver::engine::{Compiled, Engine, Figure};
+use crate::driver::engine::{Compiled, Engine, Figure, elements};
 use crate::driver::evaluate::Pass;
 use crate::driver::findings::{Findings, Outcome};
 use crate::driver::recipe::Recipe;
 use crate::driver::sample::write_npy;
 use crate::driver::sampler::Sampled;
 use crate::driver::train::left_out;
-use crate::driver::{pipeline, show, weights};
+use crate::driver::{overwrite, pipeline, show, weights};
 use crate::runtime::checkpoint::Checkpoint;
 use crate::runtime::stop::StopFlag;
 use crate::source::{Disk, SourceMap};
-use crate::types::DType;
 use std::path::PathBuf;
 
 pub fn run(args: &EvalArgs, threads: usize, out: &mut Output) -> Code {
@@ -49,6 +48,9 @@ pub fn evaluate(
     sources: &SourceMap,
     out: &mut Output,
 ) -> Outcome<Code> {
+    for (_, path) in outputs {
+        overwrite::refuse(path, sources, &recipe.read_paths())?;
+    }
     let (step, seed, chars) = if how.initial {
         let fail = |stop| Findings::of_stop(stop, sources);
         engine.init(recipe.seed).map_err(fail)?;
@@ -79,7 +81,9 @@ pub fn evaluate(
     let Some(found) = found else { return Ok(128 + stop.signal().unwrap_or(2)) };
     for (name, path) in outputs {
         if let Some(value) = found.outputs.iter().find(|o| o.name == *name) {
-            write_npy(path, &array(value, &recipe.precision))?;
+            write_npy(path, &array(value))?;
+            let axes: Vec<String> = value.dims.iter().zip(&value.shape).map(|(d, n)| format!("{d} {n}")).collect();
+            out.say(format!("{}: {} [{}]", path.display(), value.dtype, axes.join(", ")));
         }
     }
     if how.json {
@@ -104,15 +108,8 @@ fn without_data() -> Outcome<Code> {
     ))
 }
 
-fn array(value: &Figure, precision: &str) -> Sampled {
-    let wide = precision == DType::F64.name();
-    Sampled {
-        name: value.name.clone(),
-        dtype: if wide { DType::F64 } else { DType::F32 },
-        shape: value.shape.clone(),
-        bytes: match wide {
-            true => value.values.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            false => value.values.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect(),
-        },
-    }
+fn array(value: &Figure) -> Sampled {
+    let mut bytes = Vec::new();
+    elements(value.dtype, &value.values, &mut bytes);
+    Sampled { name: value.name.clone(), dtype: value.dtype, shape: value.shape.clone(), bytes }
 }

@@ -22,6 +22,7 @@ mod train;
 
 use crate::driver::Findings;
 use crate::driver::build::carried_program;
+use crate::runtime::stop::survive_file_limit;
 use args::{Cli, ColorChoice, Command};
 use clap::{CommandFactory, Parser};
 use output::Output;
@@ -34,6 +35,9 @@ pub const USAGE: Code = 2;
 
 /// Runs the command of this process's arguments.
 pub fn main() -> std::process::ExitCode {
+    if let Err(e) = survive_file_limit() {
+        return Output::new(ColorChoice::Auto).findings(&Box::<Findings>::from(e)).into();
+    }
     match carried_program() {
         Ok(None) => {}
         Ok(Some((program, bundle))) => return carried::main(program, bundle).into(),
@@ -43,13 +47,21 @@ pub fn main() -> std::process::ExitCode {
         Ok(cli) => cli,
         Err(e) => {
             let code = if e.use_stderr() { USAGE } else { OK };
-            // A closed pipe is no reason to fail.
-            let _ = e.print();
-            return code.into();
+            return usage(&e, code).into();
         }
     };
     let mut out = Output::new(cli.color);
-    dispatch(cli, &mut out).into()
+    let printed = !matches!(cli.command, Command::Train(_));
+    let code = dispatch(cli, &mut out);
+    out.end(code, printed).into()
+}
+
+/// Prints help, or what is wrong with the command line; a reader that has gone away is no reason to fail.
+fn usage(e: &clap::Error, code: Code) -> Code {
+    match e.print() {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => code.max(ERROR),
+        _ => code,
+    }
 }
 
 fn dispatch(cli: Cli, out: &mut Output) -> Code {

@@ -2,15 +2,18 @@
 
 use super::args::ColorChoice;
 use super::{Code, ERROR, OK};
-use crate::diag::render;
+use crate::diag::{Diagnostic, Severity, render};
 use crate::driver::Findings;
-use std::io::{IsTerminal, Write};
+use crate::runtime::data::reason;
+use std::io::{ErrorKind, IsTerminal, Write};
 
 /// Where a command prints to.
 pub struct Output {
     color_err: bool,
     /// Standard output takes no more.
     closed: bool,
+    /// Why, unless its reader has gone away.
+    failure: Option<std::io::Error>,
 }
 
 impl Output {
@@ -21,15 +24,35 @@ impl Output {
             ColorChoice::Always => true,
             ColorChoice::Never => false,
         };
-        Output { color_err: wanted(std::io::stderr().is_terminal()), closed: false }
+        Output { color_err: wanted(std::io::stderr().is_terminal()), closed: false, failure: None }
     }
 
     /// A result, as it is.
     pub fn bytes(&mut self, bytes: &[u8]) {
         let mut stdout = std::io::stdout().lock();
-        if !self.closed && stdout.write_all(bytes).and_then(|()| stdout.flush()).is_err() {
+        if !self.closed
+            && let Err(e) = stdout.write_all(bytes).and_then(|()| stdout.flush())
+        {
             self.closed = true;
+            self.failure = Some(e).filter(|e| e.kind() != ErrorKind::BrokenPipe);
         }
+    }
+
+    /// Whether printing still has a reader.
+    pub fn open(&self) -> bool {
+        !self.closed
+    }
+
+    /// The exit code of a command that ended with `code`: a result that was not written is an error, unless the command
+    /// has done more than to print it.
+    pub fn end(self, code: Code, printed: bool) -> Code {
+        let Some(e) = &self.failure else { return code };
+        let mut d = Diagnostic::error("E0813", format!("cannot write standard output: {}", reason(e)));
+        if !printed {
+            d.severity = Severity::Warning;
+        }
+        let failed = self.findings(&Findings::of(d.help("see that the disk has space, or print elsewhere")));
+        code.max(failed)
     }
 
     pub fn text(&mut self, text: &str) {

@@ -103,21 +103,37 @@ pub fn sampled(
         return arrays(&mut sampler, how, sources, out);
     }
     let codec = sampler.codec()?;
+    let length = how.length.or(sampler.recipe().length).unwrap_or(DEFAULT_LENGTH);
     let prompts: Vec<String> = if how.prompt.is_empty() { vec![String::new()] } else { how.prompt.clone() };
     let mut number = 0;
     for prompt in &prompts {
         let ids = prompt_ids(&*codec, prompt)?;
+        positions(sampler.recipe(), ids.len() as u64, length, out);
         for _ in 0..how.count {
+            if !out.open() {
+                return Ok(OK);
+            }
             if number > 0 {
                 out.line("\n---");
             }
-            one(&mut sampler, &*codec, prompt, &ids, how, number, out)
+            one(&mut sampler, &*codec, (prompt, &ids), length, number, out)
                 .map_err(|stop| Findings::of_stop(stop, sources))?;
             number += 1;
         }
     }
     out.line("");
     Ok(OK)
+}
+
+/// Says so where a sample is longer than what the model looks back on.
+fn positions(recipe: &SampleRecipe, prompt: u64, length: u64, out: &Output) {
+    let Some(fed) = &recipe.fed else { return };
+    let (capacity, keep) = (fed.capacity, fed.capacity.div_ceil(2));
+    if prompt + length > capacity as u64 + 1 {
+        out.say(format!(
+            "the model has {capacity} positions: beyond them it goes on from the last {keep} elements alone"
+        ));
+    }
 }
 
 /// The prompt as ids; where there is none, what begins a text: a line end, or the tokenizer's own mark.
@@ -138,14 +154,12 @@ fn prompt_ids(codec: &dyn Codec, prompt: &str) -> Outcome<Vec<u32>> {
 fn one(
     sampler: &mut Sampler,
     codec: &dyn Codec,
-    prompt: &str,
-    ids: &[u32],
-    how: &How,
+    (prompt, ids): (&str, &[u32]),
+    length: u64,
     number: u64,
     out: &mut Output,
 ) -> Result<(), crate::driver::findings::Stop> {
     out.text(prompt);
-    let length = how.length.or(sampler.recipe().length).unwrap_or(DEFAULT_LENGTH);
     let stop = sampler.recipe().stop.clone();
     // Special tokens have no text; one that is named as the stop ends the sample by its id.
     let last = stop.as_ref().and_then(|s| codec.special(s));
@@ -162,7 +176,7 @@ fn one(
         let new = decoder.push(id)?;
         text.push_str(&new);
         out.text(&new);
-        Ok(stop.as_ref().is_none_or(|s| !text.contains(s.as_str())))
+        Ok(out.open() && stop.as_ref().is_none_or(|s| !text.contains(s.as_str())))
     })?;
     out.text(&decoder.finish());
     Ok(())
@@ -170,6 +184,10 @@ fn one(
 
 fn arrays(sampler: &mut Sampler, how: &How, sources: &SourceMap, out: &mut Output) -> Outcome<Code> {
     let dir = how.out.clone().unwrap_or_else(|| PathBuf::from("samples"));
+    std::fs::create_dir_all(&dir).map_err(|e| {
+        RuntimeError::new("E0813", format!("cannot make the directory `{}`: {e}", dir.display()))
+            .help("give another with `--out DIR`")
+    })?;
     for number in 0..how.count {
         let found = sampler.whole(number).map_err(|stop| Findings::of_stop(stop, sources))?;
         for s in found {

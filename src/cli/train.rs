@@ -9,7 +9,7 @@ use crate::driver::engine::{Compiled, Engine, Interpreted};
 use crate::driver::findings::{Findings, Outcome};
 use crate::driver::recipe::Recipe;
 use crate::driver::train::{self, Ended, Event, TrainRequest};
-use crate::driver::{pipeline, show};
+use crate::driver::{overwrite, pipeline, show};
 use crate::runtime::stop::StopFlag;
 use crate::source::{Disk, SourceMap};
 use std::path::{Path, PathBuf};
@@ -76,7 +76,11 @@ pub fn follow(
     timed: bool,
     out: &mut Output,
 ) -> Outcome<Code> {
+    if let Some(path) = &request.metrics {
+        overwrite::refuse(path, sources, &recipe.read_paths())?;
+    }
     let stop = StopFlag::install()?;
+    stop.at_once(true);
     let mut progress = Progress::new(&recipe.unit);
     let ended = train::train(recipe, engine, request, &stop, &mut |event| {
         if let (true, Event::Begin { opening, .. }) = (timed, &event) {
@@ -96,7 +100,7 @@ pub fn follow(
 fn event_shown(event: Event, progress: &mut Progress, out: &mut Output) {
     match event {
         Event::Begin { first, steps, seed, .. } => {
-            if first > 0 {
+            if first > 0 && first < steps {
                 progress.say(out, &format!("going on at step {first} of {steps}, seed {seed}"));
             }
             progress.begin(first, steps);
@@ -129,8 +133,12 @@ fn report(ended: &Ended, recipe: &Recipe, out: &mut Output) {
             line += &format!(", validation loss {}", show::number(*v));
         }
         out.line(line);
+    } else if let Some((step, v)) = ended.valid.last() {
+        out.line(format!("step {step} of {}: validation loss {}", recipe.steps, show::number(*v)));
+    } else if ended.interrupted {
+        out.line("stopped before the first step");
     } else {
-        out.line(format!("nothing to do: step {} of {} was reached before", ended.step, recipe.steps));
+        out.line(format!("nothing to do: {} steps are wanted, {} were done before", recipe.steps, ended.step));
     }
     if let Some(path) = &ended.saved {
         let what = if ended.interrupted { "interrupted; go on with --resume; checkpoint" } else { "checkpoint" };

@@ -104,4 +104,5 @@ codes! {
     "W0007" "rest of the data is left out"
     "W0009" "data changed since the checkpoint"
     "W0010" "inline layout of an axis that no plan has"
+    "W0011" "run goes on with other settings"
 }

@@ -17,6 +17,19 @@ use std::path::{Path, PathBuf};
 /// The last bytes of an executable that carries a program.
 const MARK: &[u8; 8] = b"pta-prog";
 
+/// Whether an executable should carry a program: its last byte is 1 then. It lies within the executable, so that one whose
+/// end was cut off or altered is not taken for the compiler.
+#[repr(align(32))]
+struct Slot([u8; 32]);
+
+#[used]
+static SLOT: Slot = Slot(*b"partita: carries a program here\0");
+
+/// The slot as it is in the file of this process, which the compiler of this source cannot know.
+fn slot() -> &'static [u8; 32] {
+    &std::hint::black_box(&SLOT).0
+}
+
 /// What a program is for; its `settings`.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Bundle {
@@ -48,6 +61,10 @@ pub fn write(to: &Path, mut program: Program, bundle: &Bundle) -> Outcome<u64> {
         )
     };
     let mut bytes = own_executable().map_err(cannot)?;
+    let (words, _) = slot().split_at(31);
+    for place in bytes.chunks_exact_mut(32).filter(|c| c.starts_with(words)) {
+        place[31] = 1;
+    }
     let program = program.to_bytes();
     bytes.extend_from_slice(&program);
     bytes.extend_from_slice(&(program.len() as u64).to_le_bytes());
@@ -97,12 +114,12 @@ fn carried(tail: Option<&[u8; TAIL]>) -> Option<u64> {
 
 /// The program at the end of the executable of this process, if it carries one.
 pub fn carried_program() -> Result<Option<(Program, Bundle)>, RuntimeError> {
-    // An executable that cannot be read carries nothing that could be run.
-    let Some(bytes) = std::env::current_exe().ok().and_then(|exe| last_part(&exe).ok().flatten()) else {
-        return Ok(None);
-    };
     let unusable = |why: String| {
         RuntimeError::new("E0812", format!("the program in this executable {why}")).help("build it again")
+    };
+    // An executable that cannot be read carries nothing that could be run.
+    let Some(bytes) = std::env::current_exe().ok().and_then(|exe| last_part(&exe).ok().flatten()) else {
+        return if slot()[31] == 1 { Err(unusable("is damaged: its end is missing".into())) } else { Ok(None) };
     };
     let program = Program::from_bytes(&bytes).map_err(|e| {
         unusable(match e {

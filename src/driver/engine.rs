@@ -31,6 +31,9 @@ pub enum Routine {
 pub struct Figure {
     pub kind: OutputKind,
     pub name: String,
+    pub dtype: DType,
+    /// Names of its dims.
+    pub dims: Vec<String>,
     pub shape: Vec<usize>,
     /// More than one where it has dims.
     pub values: Vec<f64>,
@@ -114,11 +117,16 @@ impl Engine for Compiled {
             self.exec.input_mut(*slot as usize).copy_from_slice(field.bytes());
         }
         self.exec.run(n, RunArgs { seed, step: number, position: 0 }).map_err(stop)?;
-        let read = r.outputs.iter().enumerate().map(|(k, o)| Figure {
-            kind: o.kind,
-            name: o.name.clone(),
-            shape: o.shape.clone(),
-            values: numbers(r.buffer(o.buffer).dtype, self.exec.output(n, k)),
+        let read = r.outputs.iter().enumerate().map(|(k, o)| {
+            let dtype = r.buffer(o.buffer).dtype;
+            Figure {
+                kind: o.kind,
+                name: o.name.clone(),
+                dtype,
+                dims: o.dims.clone(),
+                shape: o.shape.clone(),
+                values: numbers(dtype, self.exec.output(n, k)),
+            }
         });
         Ok(read.collect())
     }
@@ -176,6 +184,21 @@ pub fn numbers(dtype: DType, bytes: &[u8]) -> Vec<f64> {
     }
 }
 
+/// Numbers as elements.
+pub fn elements(dtype: DType, values: &[f64], to: &mut Vec<u8>) {
+    to.clear();
+    for x in values {
+        match dtype {
+            DType::Bool => to.push(u8::from(*x != 0.0)),
+            DType::I32 => to.extend((*x as i32).to_ne_bytes()),
+            DType::F16 => to.extend(half::f16::from_f64(*x).to_ne_bytes()),
+            DType::BF16 => to.extend(half::bf16::from_f64(*x).to_ne_bytes()),
+            DType::F32 => to.extend((*x as f32).to_ne_bytes()),
+            DType::F64 => to.extend(x.to_ne_bytes()),
+        }
+    }
+}
+
 /// The reference interpreter: slow, and right by construction.
 pub struct Interpreted {
     train: Graph,
@@ -223,9 +246,9 @@ impl Interpreted {
             match o.kind {
                 ir::OutputKind::Param(p) | ir::OutputKind::InitParam(p) => self.params[p.index()] = value,
                 ir::OutputKind::State(s) | ir::OutputKind::InitState(s) => self.states[s.index()] = value,
-                ir::OutputKind::Loss => figures.push(figure(OutputKind::Loss, o, value)),
-                ir::OutputKind::Metric => figures.push(figure(OutputKind::Metric, o, value)),
-                ir::OutputKind::Value => figures.push(figure(OutputKind::Value, o, value)),
+                ir::OutputKind::Loss => figures.push(figure(OutputKind::Loss, graph, o, value)),
+                ir::OutputKind::Metric => figures.push(figure(OutputKind::Metric, graph, o, value)),
+                ir::OutputKind::Value => figures.push(figure(OutputKind::Value, graph, o, value)),
             }
         }
         figures
@@ -239,8 +262,9 @@ impl Interpreted {
     }
 }
 
-fn figure(kind: OutputKind, output: &ir::Output, value: interp::Tensor) -> Figure {
-    Figure { kind, name: output.name.clone(), shape: value.shape, values: value.data }
+fn figure(kind: OutputKind, graph: &Graph, output: &ir::Output, value: interp::Tensor) -> Figure {
+    let dims = graph.value(output.value).dims.iter().map(|d| graph.dim(*d).name.clone()).collect();
+    Figure { kind, name: output.name.clone(), dtype: value.dtype, dims, shape: value.shape, values: value.data }
 }
 
 impl Engine for Interpreted {
@@ -268,17 +292,7 @@ impl Engine for Interpreted {
             Slot::Param(n) => &self.params[n],
             Slot::State(n) => &self.states[n],
         };
-        to.clear();
-        for x in &tensor.data {
-            match tensor.dtype {
-                DType::Bool => to.push(u8::from(*x != 0.0)),
-                DType::I32 => to.extend((*x as i32).to_ne_bytes()),
-                DType::F16 => to.extend(half::f16::from_f64(*x).to_ne_bytes()),
-                DType::BF16 => to.extend(half::bf16::from_f64(*x).to_ne_bytes()),
-                DType::F32 => to.extend((*x as f32).to_ne_bytes()),
-                DType::F64 => to.extend(x.to_ne_bytes()),
-            }
-        }
+        elements(tensor.dtype, &tensor.data, to);
     }
 
     fn write(&mut self, slot: Slot, bytes: &[u8]) {

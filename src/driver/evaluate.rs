@@ -12,6 +12,8 @@ use crate::runtime::stop::StopFlag;
 pub struct Pass {
     /// None where the model has no inputs.
     loader: Option<Loader>,
+    /// The name of the sample dim.
+    sample: Option<String>,
     batch: Batch,
     batches: u64,
 }
@@ -23,7 +25,8 @@ pub struct Evaluation {
     /// Loss terms where there are several, and metrics.
     pub figures: Vec<(String, f64)>,
     pub batches: u64,
-    /// Outputs that were asked for, batch after batch.
+    /// Outputs that were asked for, over all batches: the first axis counts samples, or batches where there is no sample
+    /// dim; the other axes follow in the value's own order.
     pub outputs: Vec<Figure>,
 }
 
@@ -36,11 +39,12 @@ impl Pass {
         limit: Option<u64>,
     ) -> Result<Pass, RuntimeError> {
         if recipe.inputs.is_empty() {
-            return Ok(Pass { loader: None, batch: Batch::new(&[]), batches: limit.unwrap_or(1) });
+            return Ok(Pass { loader: None, sample: None, batch: Batch::new(&[]), batches: limit.unwrap_or(1) });
         }
         let loader = Loader::open(data, &recipe.inputs, Order::Pass, chars)?;
         let batches = limit.map_or(loader.batches(), |n| n.min(loader.batches()));
-        Ok(Pass { batch: loader.new_batch(), loader: Some(loader), batches })
+        let sample = recipe.inputs.first().map(|i| i.dims[i.sample].name.clone());
+        Ok(Pass { batch: loader.new_batch(), loader: Some(loader), sample, batches })
     }
 
     pub fn batches(&self) -> u64 {
@@ -71,7 +75,10 @@ impl Pass {
             }
             let (values, figures): (Vec<Figure>, Vec<Figure>) =
                 engine.run(Routine::Eval, seed, n, &self.batch)?.into_iter().partition(|f| f.kind == OutputKind::Value);
-            for value in values {
+            for mut value in values {
+                if let Some(at) = value.dims.iter().position(|d| Some(d) == self.sample.as_ref()) {
+                    first(&mut value, at);
+                }
                 match outputs.iter_mut().find(|o| o.name == value.name) {
                     Some(all) => all.values.extend(value.values),
                     None => outputs.push(value),
@@ -90,9 +97,32 @@ impl Pass {
         }
         let means: Vec<Figure> =
             sums.into_iter().map(|(f, n)| Figure { values: f.values.iter().map(|x| x / n).collect(), ..f }).collect();
-        outputs.iter_mut().for_each(|o| o.shape.insert(0, self.batches as usize));
+        for o in &mut outputs {
+            match o.dims.first() == self.sample.as_ref() && !o.dims.is_empty() {
+                true => o.shape[0] *= self.batches as usize,
+                false => {
+                    o.dims.insert(0, "batches".to_string());
+                    o.shape.insert(0, self.batches as usize);
+                }
+            }
+        }
         Ok(Some(Evaluation { loss: total(&means), figures: named(&means), batches: self.batches, outputs }))
     }
+}
+
+/// Makes axis `at` the first one.
+fn first(value: &mut Figure, at: usize) {
+    let (outer, middle) = (value.shape[..at].iter().product::<usize>(), value.shape[at]);
+    let inner = value.shape[at + 1..].iter().product::<usize>();
+    let old = std::mem::take(&mut value.values);
+    for m in 0..middle {
+        for o in 0..outer {
+            let start = (o * middle + m) * inner;
+            value.values.extend_from_slice(&old[start..start + inner]);
+        }
+    }
+    value.shape[..=at].rotate_right(1);
+    value.dims[..=at].rotate_right(1);
 }
 
 /// The sum of all loss terms, in f64.
@@ -113,6 +143,12 @@ pub fn named(figures: &[Figure]) -> Vec<(String, f64)> {
             "loss" if f.is_loss() => "loss.main".to_string(),
             other => other.to_string(),
         };
+        // A layer that is called twice has two figures of one path.
+        let taken = |n: &str| out.iter().any(|o| o.0 == n || o.0.strip_prefix(n).is_some_and(|r| r.starts_with('[')));
+        let name = match taken(&name) {
+            true => (2..).map(|i| format!("{name}.{i}")).find(|n| !taken(n)).unwrap_or(name),
+            false => name,
+        };
         match &f.values[..] {
             [x] => out.push((name, *x)),
             all if all.len() <= LARGEST => {
@@ -122,4 +158,38 @@ pub fn named(figures: &[Figure]) -> Vec<(String, f64)> {
         }
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::DType;
+
+    fn metric(name: &str, values: Vec<f64>) -> Figure {
+        let shape = vec![values.len()];
+        Figure { kind: OutputKind::Metric, name: name.into(), dtype: DType::F32, dims: vec!["a".into()], shape, values }
+    }
+
+    #[test]
+    fn figures_of_one_path_keep_apart() {
+        let all = named(&[
+            metric("m", vec![1.0]),
+            metric("m", vec![2.0]),
+            metric("n", vec![3.0, 4.0]),
+            metric("n", vec![5.0]),
+        ]);
+        let names: Vec<&str> = all.iter().map(|f| f.0.as_str()).collect();
+        assert_eq!(names, ["m", "m.2", "n[0]", "n[1]", "n.2"]);
+    }
+
+    #[test]
+    fn an_axis_becomes_the_first() {
+        let mut f = metric("m", (0..12).map(f64::from).collect());
+        (f.shape, f.dims) = (vec![2, 3, 2], ["a", "b", "c"].map(String::from).to_vec());
+        first(&mut f, 1);
+        assert_eq!((&f.shape[..], f.dims.join(" ")), (&[3, 2, 2][..], "b a c".to_string()));
+        assert_eq!(f.values, [0.0, 1.0, 6.0, 7.0, 2.0, 3.0, 8.0, 9.0, 4.0, 5.0, 10.0, 11.0]);
+        first(&mut f, 0);
+        assert_eq!(f.shape, [3, 2, 2]);
+    }
 }

@@ -4,7 +4,7 @@ use super::findings::{Findings, Outcome};
 use super::options::Options;
 use super::pipeline::{sound, train_item, with};
 use super::weights::{AVERAGE, MODEL};
-use super::{check, plan};
+use super::{check, overwrite, plan};
 use crate::diag::{Diagnostic, Sink};
 use crate::elaborate::weights::transfer::{self, Buffers};
 use crate::elaborate::weights::{self, WeightsMap};
@@ -57,6 +57,8 @@ pub fn export(options: &Options, request: &ExportRequest, world: &dyn World) -> 
         _ => return Err(Box::new(Findings { sources: c.sources, sink })),
     };
     let from = Checkpoint::open(&request.checkpoint.clone().unwrap_or_else(|| PathBuf::from("runs").join(name)))?;
+    let own: Vec<PathBuf> = std::fs::read_dir(from.path()).into_iter().flatten().flatten().map(|e| e.path()).collect();
+    overwrite::refuse(&request.to, &c.sources, &own)?;
     let store = read(&map, &from, request.raw)?;
     let mut tensors: Vec<(TensorInfo, Vec<u8>)> = Vec::new();
     for entry in &map.entries {

@@ -78,6 +78,11 @@ impl Recipe {
         self.data.iter().chain(self.valid.as_ref().map(|v| &v.data)).flat_map(DataSpec::paths).collect()
     }
 
+    /// Every file that a run reads.
+    pub fn read_paths(&self) -> Vec<PathBuf> {
+        self.data_paths().into_iter().chain(self.loads.iter().map(|l| l.path.clone())).collect()
+    }
+
     /// Elements of all parameters.
     pub fn parameters(&self) -> u64 {
         self.params.iter().map(|p| p.shape.iter().product::<usize>() as u64).sum()

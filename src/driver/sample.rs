@@ -237,7 +237,7 @@ fn recipe(facts: &SampleFacts, item: &Sample, g: &Graph, base: &std::path::Path)
 pub fn write_npy(path: &std::path::Path, s: &super::sampler::Sampled) -> Result<(), RuntimeError> {
     let failed = |e: std::io::Error| {
         RuntimeError::new("E0813", format!("cannot write `{}`: {e}", path.display()))
-            .help("check the path and the disk")
+            .help("see that the directory is there, writable, and has space")
     };
     let (descr, bytes) = match s.dtype {
         DType::Bool => ("|b1", s.bytes.clone()),
@@ -260,8 +260,5 @@ pub fn write_npy(path: &std::path::Path, s: &super::sampler::Sampled) -> Result<
     all.extend((header.len() as u16).to_le_bytes());
     all.extend(header.as_bytes());
     all.extend(bytes);
-    if let Some(dir) = path.parent() {
-        std::fs::create_dir_all(dir).map_err(failed)?;
-    }
     std::fs::write(path, all).map_err(failed)
 }

@@ -262,6 +262,10 @@ fn another_model(from: &Checkpoint, why: String) -> RuntimeError {
         .help("give the program and settings that it was trained with")
 }
 
+/// Below this temperature the draw would hang on how logits of 32 bits are rounded, and they would overflow: the most
+/// likely element is taken.
+const COLDEST: f64 = 1e-6;
+
 /// Writes the wanted top-k and top-p into the program's draws; returns the temperature.
 fn settle(program: &mut Program, recipe: &SampleRecipe, draws: Draws) -> Result<f64, RuntimeError> {
     let bad = |what: &str| Err(RuntimeError::new("E0902", what.to_string()));
@@ -275,7 +279,7 @@ fn settle(program: &mut Program, recipe: &SampleRecipe, draws: Draws) -> Result<
         return Err(RuntimeError::new("E0902", "the sample item draws nothing")
             .help("leave out `--temperature`, `--top-k` and `--top-p`, or feed `draw[..](logits)`"));
     }
-    let greedy = draws.temperature == Some(0.0);
+    let greedy = draws.temperature.or(recipe.temperature).is_some_and(|t| t < COLDEST);
     for routine in &mut program.routines {
         for step in &mut routine.steps {
             if let Action::Library(Library::Draw { top_k, top_p, .. }) = &mut step.action {

@@ -3,13 +3,14 @@
 use super::engine::{Engine, Figure, Routine};
 use super::evaluate::{Evaluation, Pass, named, total};
 use super::findings::Stop;
+use super::metrics::{self, Metrics};
 use super::recipe::Recipe;
 use super::weights;
 use crate::diag::Diagnostic;
 use crate::runtime::RuntimeError;
 use crate::runtime::checkpoint::{Checkpoint, DataPosition, SaveOptions, Saved, Saver, Snapshot};
 use crate::runtime::data::{Batch, CharTable, Loader, Order, Prefetcher, pipes_once};
-use crate::runtime::metrics::{EventFile, JsonLines, Record};
+use crate::runtime::metrics::Record;
 use crate::runtime::stop::StopFlag;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -72,7 +73,7 @@ pub struct Progress {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Ended {
     pub step: u64,
-    /// A signal ended it before the last step.
+    /// A signal ended it before the last step, or before its validation.
     pub interrupted: bool,
     pub train: Vec<(u64, f64)>,
     pub valid: Vec<(u64, f64)>,
@@ -80,7 +81,7 @@ pub struct Ended {
     pub saved: Option<PathBuf>,
 }
 
-type Tell<'t> = &'t mut dyn FnMut(Event);
+pub type Tell<'t> = &'t mut dyn FnMut(Event);
 
 /// Steps that are logged where the item does not say how often.
 const LOGGED: u64 = 20;
@@ -107,7 +108,7 @@ pub fn train(
         .into());
     }
     let start = Instant::now();
-    let mut run = Run::open(recipe, engine, request, found.as_ref(), tell)?;
+    let mut run = Run::open(recipe, engine, request, found.as_ref(), stop, tell)?;
     tell(Event::Begin { first: run.step, steps: recipe.steps, seed: run.seed, opening: start.elapsed() });
     let outcome = run.go(engine, stop, tell);
     // Whatever happened, a save that was begun is finished and reported.
@@ -137,8 +138,9 @@ struct Run<'r> {
     snapshot: Option<u64>,
     /// Of the last save, if it failed.
     failed_save: Option<RuntimeError>,
-    lines: Option<JsonLines>,
-    events: EventFile,
+    metrics: Metrics,
+    /// The record of the last step, if a signal cut its validation short: the next run does that first.
+    unvalidated: Option<Record>,
     train: Vec<(u64, f64)>,
     valid: Vec<(u64, f64)>,
     skipped: u64,
@@ -151,6 +153,7 @@ impl<'r> Run<'r> {
         engine: &mut dyn Engine,
         request: &TrainRequest,
         from: Option<&Checkpoint>,
+        stop: &StopFlag,
         tell: Tell,
     ) -> Result<Run<'r>, Stop> {
         let (step, seed) = from.map_or((0, recipe.seed), |c| (c.index.step, c.index.seed));
@@ -174,6 +177,9 @@ impl<'r> Run<'r> {
             Some(c) => {
                 let groups: Vec<&str> = c.groups();
                 weights::restore(recipe, engine, c, &groups)?;
+                if let Some(d) = other_settings(recipe, c) {
+                    tell(Event::Warning(d));
+                }
                 if c.index.data.samples != samples {
                     tell(Event::Warning(Diagnostic::warning(
                         "W0009",
@@ -188,15 +194,17 @@ impl<'r> Run<'r> {
                 }
             }
         }
+        // From here on there is something that a signal must not tear.
+        stop.at_once(false);
         if let Some(aside) = saver.set_aside(from.map(|c| c.index.step))? {
             tell(Event::Note(format!("older checkpoints are now in {}", aside.display())));
         }
         let data = loader.map(|l| Prefetcher::start(l, step..recipe.steps, AHEAD)).transpose()?;
-        let lines = match &request.metrics {
-            Some(path) if from.is_some() => Some(JsonLines::resume(path, step)?),
-            Some(path) => Some(JsonLines::create(path)?),
-            None => None,
-        };
+        let unvalidated = from
+            .filter(|_| validation_due(recipe, step))
+            .and_then(|c| metrics::restored(step, c.index.extra.get(UNVALIDATED)?));
+        let recorded = from.map(|_| if unvalidated.is_some() { step - 1 } else { step });
+        let metrics = Metrics::open(&request.out, request.metrics.as_deref(), recorded, tell)?;
         Ok(Run {
             recipe,
             watched: request.watched,
@@ -210,8 +218,8 @@ impl<'r> Run<'r> {
             last_saved: from.map(|c| c.path().to_path_buf()),
             snapshot: from.map(|c| c.index.step),
             failed_save: None,
-            lines,
-            events: EventFile::create(&request.out)?,
+            metrics,
+            unvalidated,
             train: Vec::new(),
             valid: Vec::new(),
             skipped: 0,
@@ -223,6 +231,9 @@ impl<'r> Run<'r> {
     fn go(&mut self, engine: &mut dyn Engine, stop: &StopFlag, tell: Tell) -> Result<bool, Stop> {
         let empty = Batch::new(&[]);
         let first = self.step;
+        if let Some(record) = self.unvalidated.take() {
+            self.catch_up(record, engine, stop, tell)?;
+        }
         while self.step < self.recipe.steps && !stop.requested() {
             let start = Instant::now();
             let next = self.data.as_mut().map_or(Ok(None), Prefetcher::next_batch);
@@ -239,18 +250,16 @@ impl<'r> Run<'r> {
             if !loss.is_finite() {
                 return Err(self.not_finite(loss, &figures));
             }
-            let valid = self.validate(false, engine, stop, tell)?;
-            self.report(loss, &figures, valid, first, tell)?;
+            let valid = self.validate(engine, stop, tell);
+            let valid = valid.inspect_err(|_| self.keep(engine, tell))?;
+            self.report(loss, &figures, valid, first, tell);
             if self.recipe.save_every.is_some_and(|n| self.step.is_multiple_of(n)) {
                 self.save(engine, tell);
             }
             let outcome = self.saver.poll();
             self.saved(outcome, tell);
         }
-        let interrupted = self.step < self.recipe.steps;
-        if !interrupted && self.valid.last().is_none_or(|v| v.0 != self.step) && self.step > first {
-            self.validate(true, engine, stop, tell)?;
-        }
+        let interrupted = self.step < self.recipe.steps || self.unvalidated.is_some();
         self.keep(engine, tell);
         if self.skipped > 0 {
             tell(Event::Note(format!("{} steps were skipped, since f16 gradients overflowed", self.skipped)));
@@ -259,31 +268,39 @@ impl<'r> Run<'r> {
     }
 
     /// The loss on validation data where this step is one to measure it.
-    fn validate(
-        &mut self,
-        end: bool,
-        engine: &mut dyn Engine,
-        stop: &StopFlag,
-        tell: Tell,
-    ) -> Result<Option<f64>, Stop> {
-        let every = self.recipe.valid.as_ref().and_then(|v| v.every);
-        let due = end || every.is_some_and(|n| self.step.is_multiple_of(n)) || self.step == self.recipe.steps;
-        let Some(pass) = self.pass.as_mut().filter(|_| due) else { return Ok(None) };
-        let Some(result) = pass.run(engine, self.seed, stop, &mut |_| {})? else { return Ok(None) };
+    fn validate(&mut self, engine: &mut dyn Engine, stop: &StopFlag, tell: Tell) -> Result<Validation, Stop> {
+        let due = validation_due(self.recipe, self.step);
+        let Some(pass) = self.pass.as_mut().filter(|_| due) else { return Ok(Validation::NotDue) };
+        let Some(result) = pass.run(engine, self.seed, stop, &mut |_| {})? else { return Ok(Validation::CutShort) };
         let loss = result.loss;
         self.valid.push((self.step, loss));
         tell(Event::Valid { step: self.step, result });
-        Ok(Some(loss))
+        Ok(Validation::Done(loss))
     }
 
-    fn report(
+    /// Does the validation that a signal cut short in the run before; its record then is what it would have been.
+    fn catch_up(
         &mut self,
-        loss: f64,
-        figures: &[Figure],
-        valid: Option<f64>,
-        first: u64,
+        mut record: Record,
+        engine: &mut dyn Engine,
+        stop: &StopFlag,
         tell: Tell,
     ) -> Result<(), Stop> {
+        match self.validate(engine, stop, tell)? {
+            Validation::Done(loss) => {
+                record.valid_loss = Some(loss);
+                let step = self.step;
+                self.metrics.event(&Record { step, valid_loss: Some(loss), ..Record::default() }, tell);
+                // Where no step follows, the checkpoint is written again, without what it lacks.
+                self.snapshot = self.snapshot.filter(|_| step < self.recipe.steps);
+            }
+            _ => self.unvalidated = Some(record.clone()),
+        }
+        self.metrics.line(&record, tell);
+        Ok(())
+    }
+
+    fn report(&mut self, loss: f64, figures: &[Figure], valid: Validation, first: u64, tell: Tell) {
         let steps = self.recipe.steps;
         let every = self.recipe.log_every.unwrap_or_else(|| (steps / LOGGED).max(1));
         let logged = self.step.is_multiple_of(every) || self.step == first + 1 || self.step == steps;
@@ -291,28 +308,27 @@ impl<'r> Run<'r> {
         self.skipped += figures.iter().filter(|(n, x)| n == "skipped" && *x > 0.0).count() as u64;
         let rate = self.recipe.units as f64 / self.speed.seconds.max(1e-9);
         let grad_norm = figures.iter().find(|f| f.0 == "grad_norm").map(|f| f.1);
-        let recorded = self.recipe.log_every.is_none_or(|n| self.step.is_multiple_of(n)) || logged || valid.is_some();
+        let logged_too = logged || valid != Validation::NotDue;
+        let recorded = self.recipe.log_every.is_none_or(|n| self.step.is_multiple_of(n)) || logged_too;
         if recorded {
             let others = figures.iter().filter(|f| f.0 != "grad_norm").cloned().collect();
             let record = Record {
                 step: self.step,
                 loss: Some(loss),
-                valid_loss: valid,
+                valid_loss: if let Validation::Done(loss) = valid { Some(loss) } else { None },
                 grad_norm,
                 tokens_per_s: Some(rate),
                 others,
             };
-            if let Some(lines) = &mut self.lines {
-                lines.write(&record)?;
+            self.metrics.line(&record, tell);
+            if logged_too {
+                self.metrics.event(&record, tell);
             }
-            if logged || valid.is_some() {
-                self.events.write(&record)?;
-            }
+            self.unvalidated = (valid == Validation::CutShort).then_some(record);
         }
         let left = self.speed.seconds * (steps - self.step) as f64;
         figures.retain(|f| f.0 != "skipped");
         tell(Event::Step(Progress { step: self.step, steps, loss, rate, left, logged, figures }));
-        Ok(())
     }
 
     /// Saves before the run ends, unless this step is saved already.
@@ -323,14 +339,18 @@ impl<'r> Run<'r> {
     }
 
     fn save(&mut self, engine: &dyn Engine, tell: Tell) {
+        let mut extra = serde_json::json!({"item": self.recipe.name, "model": self.recipe.model,
+            "precision": self.recipe.precision});
+        if let Some(record) = &self.unvalidated {
+            extra[UNVALIDATED] = metrics::kept(record);
+        }
         let spare = self.saver.recycle().map_or(Vec::new(), |s| s.groups);
         let snapshot = Snapshot {
             step: self.step,
             seed: self.seed,
             data: DataPosition { batch: self.step, samples: self.samples },
             chars: self.chars.clone(),
-            extra: serde_json::json!({"item": self.recipe.name, "model": self.recipe.model,
-                "precision": self.recipe.precision}),
+            extra,
             groups: weights::save(self.recipe, engine, spare),
         };
         self.snapshot = Some(self.step);
@@ -372,6 +392,37 @@ impl<'r> Run<'r> {
         e.help("run again with `--debug-nan`, which names the first value that went bad; or lower the learning rate")
             .into()
     }
+}
+
+/// What became of a step's validation.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Validation {
+    NotDue,
+    Done(f64),
+    /// By a signal.
+    CutShort,
+}
+
+/// In a checkpoint's index: the record of its step, whose validation is still to be done.
+const UNVALIDATED: &str = "unvalidated";
+
+fn validation_due(recipe: &Recipe, step: u64) -> bool {
+    let Some(valid) = &recipe.valid else { return false };
+    valid.every.is_some_and(|n| step.is_multiple_of(n)) || step == recipe.steps
+}
+
+/// Tensors of a checkpoint may fit a run that is another one.
+fn other_settings(recipe: &Recipe, from: &Checkpoint) -> Option<Diagnostic> {
+    let now = [("item", &recipe.name), ("model", &recipe.model), ("precision", &recipe.precision)];
+    let differing = now.into_iter().filter_map(|(name, now)| {
+        let before = from.index.extra[name].as_str()?;
+        (before != now).then(|| format!("{name} {before} before, now {now}"))
+    });
+    let differing: Vec<String> = differing.collect();
+    (!differing.is_empty()).then(|| {
+        Diagnostic::warning("W0011", format!("the run goes on with other settings: {}", differing.join("; ")))
+            .help("give what it began with if it must go on as if it had not stopped")
+    })
 }
 
 /// The training data; none where the model has no inputs.

@@ -11,6 +11,9 @@ use crate::source::Span;
 use crate::syntax::ast::{Block, Expr, Name, Stmt, StmtKind};
 use crate::types::DType;
 
+/// Figures of a run itself, in metrics files and in what `eval` prints.
+const REPORTED: [&str; 7] = ["step", "loss", "valid_loss", "grad_norm", "tokens_per_s", "skipped", "batches"];
+
 impl<'a> Elab<'a> {
     pub(super) fn path_of(&mut self, name: &str) -> String {
         let key = self.frame().with_turns(name);
@@ -61,6 +64,9 @@ impl<'a> Elab<'a> {
         self.b.span = Some(span);
         let v = self.b.cast(v, single);
         let path = self.path_of(name.map_or("loss", |n| &n.text));
+        if let Some(name) = name {
+            self.reported_once(name, &path, span);
+        }
         self.losses.push(Loss { path: path.clone(), value: v, span });
         self.b.output(OutputKind::Loss, &path, v);
     }
@@ -79,7 +85,30 @@ impl<'a> Elab<'a> {
         let Some(v) = v else { return };
         self.b.span = Some(span);
         let path = self.path_of(&name.text);
+        self.reported_once(name, &path, span);
         self.b.output(OutputKind::Metric, &path, v);
+    }
+
+    /// Reports know figures by their paths: what a run reports itself, and another statement's figure, would be lost.
+    fn reported_once(&mut self, name: &Name, path: &str, span: Span) {
+        if REPORTED.contains(&path) {
+            self.error(
+                Diagnostic::error("E0202", format!("`{path}` is a figure that every run reports"))
+                    .at(name.span, "would take its place")
+                    .help("choose another name"),
+            );
+        }
+        let kinds = [OutputKind::Loss, OutputKind::Metric];
+        let same =
+            self.b.graph.outputs.iter().find(|o| kinds.contains(&o.kind) && o.name == path && o.span != Some(span));
+        if let Some(first) = same.and_then(|o| o.span) {
+            self.error(
+                Diagnostic::error("E0202", format!("`{path}` is reported twice"))
+                    .at(name.span, "a second time")
+                    .and(first, "first here")
+                    .help("rename one"),
+            );
+        }
     }
 
     pub(super) fn output(&mut self, name: &'a Name, value: &'a Expr, span: Span) {

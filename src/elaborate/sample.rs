@@ -247,17 +247,18 @@ impl<'a> Elab<'a> {
             self.b.dims(o.args[1]).is_empty().then_some((o.args[0], written))
         });
         let (base, written) = divisor.unwrap_or((logits, 1.0));
-        let dtype = self.b.dtype(base);
+        let single = self.single();
+        // A low temperature would make infinities of logits in f16.
+        let base = self.b.cast(base, single);
         let id = self.b.add_state(State {
             path: TEMPERATURE.to_string(),
-            dtype: self.single(),
+            dtype: single,
             dims: vec![],
             kind: StateKind::Cache,
             span: None,
         });
         self.b.span = draw.span;
         let state = self.b.state(id);
-        let state = self.b.cast(state, dtype);
         let divided = self.b.div(base, state);
         // The draw stands before the new division, so it is made again after it.
         draw.args[0] = divided;

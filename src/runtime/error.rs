@@ -45,6 +45,12 @@ impl RuntimeError {
     }
 }
 
+/// The system starts no further thread.
+pub fn no_thread(name: &str, e: &std::io::Error) -> RuntimeError {
+    RuntimeError::new("E0811", format!("cannot start the {name} thread: {e}"))
+        .help("end other programs, or allow more processes (`ulimit -u`) and memory (`ulimit -v`)")
+}
+
 impl fmt::Display for RuntimeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.code, self.message)?;

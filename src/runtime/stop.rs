@@ -9,6 +9,8 @@ use super::error::{Result, RuntimeError};
 #[derive(Clone, Debug, Default)]
 pub struct StopFlag {
     asked: Arc<AtomicBool>,
+    /// Whether a signal ends the process without being asked about.
+    at_once: Arc<AtomicBool>,
     /// The signal that did, or 0.
     signal: Arc<AtomicUsize>,
 }
@@ -19,12 +21,19 @@ impl StopFlag {
         let flag = StopFlag::default();
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
             // in this order: the shutdown looks at the flag before this signal sets it
-            signal_hook::flag::register_conditional_shutdown(signal, 130, flag.asked.clone())
+            signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, flag.at_once.clone())
+                .and_then(|_| signal_hook::flag::register_conditional_shutdown(signal, 130, flag.asked.clone()))
                 .and_then(|_| signal_hook::flag::register_usize(signal, flag.signal.clone(), signal as usize))
                 .and_then(|_| signal_hook::flag::register(signal, flag.asked.clone()))
                 .map_err(|e| RuntimeError::internal(format!("cannot catch signal {signal}: {e}")))?;
         }
         Ok(flag)
+    }
+
+    /// Whether the next signal ends the process where it stands: while data is opened, which may wait for ever (a pipe
+    /// without a writer), and nothing would be lost.
+    pub fn at_once(&self, now: bool) {
+        self.at_once.store(now, Ordering::Relaxed);
     }
 
     pub fn requested(&self) -> bool {
@@ -40,6 +49,14 @@ impl StopFlag {
     pub fn request(&self) {
         self.asked.store(true, Ordering::Relaxed);
     }
+}
+
+/// A write past the limit of file sizes (`ulimit -f`) gives an error from now on, where its signal would end the process.
+pub fn survive_file_limit() -> Result<()> {
+    let ignored = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(signal_hook::consts::SIGXFSZ, ignored)
+        .map(|_| ())
+        .map_err(|e| RuntimeError::internal(format!("cannot catch the signal of file sizes: {e}")))
 }
 
 #[cfg(test)]

@@ -123,15 +123,12 @@ fn documents_end_with_a_token() {
     with(text);
     succeeds(at, &["train", "m.pta"]);
     succeeds(at, &["eval", "m.pta", "--output", "ids=ids.npy", "--output", "at=at.npy", "--batches", "1"]);
-    let row = |name: &str| -> Vec<f32> {
+    let row = |name: &str| -> Vec<i32> {
         let bytes = std::fs::read(at.join(name)).expect("it was written");
         let data = &bytes[bytes.len() - 4 * 28..];
-        data.chunks_exact(4).take(7).map(|b| f32::from_le_bytes(b.try_into().expect("four bytes"))).collect()
+        data.chunks_exact(4).take(7).map(|b| i32::from_le_bytes(b.try_into().expect("four bytes"))).collect()
     };
-    assert_eq!(
-        (row("ids.npy"), row("at.npy")),
-        (vec![0.0, 1.0, 4.0, 3.0, 0.0, 1.0, 4.0], vec![0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
-    );
+    assert_eq!((row("ids.npy"), row("at.npy")), (vec![0, 1, 4, 3, 0, 1, 4], vec![0, 0, 0, 1, 1, 1, 1]));
     // The special token has no text, but it stops the sample.
     let said = succeeds(at, &["sample", "m.pta", "--prompt", "not", "--temperature", "0", "--length", "30"]);
     assert_eq!(said.split_whitespace().collect::<Vec<_>>(), ["not", "to", "be"], "{said}");
@@ -141,7 +138,7 @@ fn documents_end_with_a_token() {
     write(at, "ids.bin", ids);
     with(r#"tokens("ids.bin", end = 4)"#);
     succeeds(at, &["eval", "m.pta", "--output", "at=again.npy", "--batches", "1"]);
-    assert_eq!(row("again.npy"), [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
+    assert_eq!(row("again.npy"), [0, 0, 0, 1, 1, 1, 1]);
 
     with(&text.replace("<end>\"", "</s>\""));
     let said = fails(at, &["train", "m.pta"], 1, "E0803");
@@ -167,18 +164,21 @@ fn data_expressions_are_elementwise() {
     let (a, b) = (r#"csv("d.csv", column = 0)"#, r#"csv("d.csv", column = 1)"#);
     with(&format!("sqrt(square({a})) / 2"), &format!("{a} % ten"), &format!("{a} > 0 and not ({b} == 1)"));
     succeeds(at, &["eval", "m.pta", "--initial", "--output", "p=p.npy", "--output", "q=q.npy", "--output", "r=r.npy"]);
-    let read = |name: &str| -> Vec<f32> {
+    // Floats, ints and bools, each as what they are.
+    let last = |name: &str, n: usize| {
         let bytes = std::fs::read(at.join(name)).expect("it was written");
-        let data = &bytes[bytes.len() - 16..];
-        data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("four bytes"))).collect()
+        bytes[bytes.len() - n..].to_vec()
     };
-    assert_eq!(read("p.npy"), [3.5, 6.0, 1.5, 4.0]);
-    assert_eq!(read("q.npy"), [3.0, 2.0, 3.0, 8.0]);
-    assert_eq!(read("r.npy"), [0.0, 1.0, 0.0, 1.0]);
+    let words = |name: &str| last(name, 16).chunks_exact(4).map(|b| <[u8; 4]>::try_from(b).expect("four")).collect();
+    let floats = |name: &str| Vec::<[u8; 4]>::into_iter(words(name)).map(f32::from_le_bytes).collect::<Vec<_>>();
+    let ints = |name: &str| Vec::<[u8; 4]>::into_iter(words(name)).map(i32::from_le_bytes).collect::<Vec<_>>();
+    assert_eq!(floats("p.npy"), [3.5, 6.0, 1.5, 4.0]);
+    assert_eq!(ints("q.npy"), [3, 2, 3, 8]);
+    assert_eq!(last("r.npy", 4), [0, 1, 0, 1]);
     with(&format!("clamp({a}, 0, 10)"), &format!("where({b} == 1, floor_div({a}, 2), -1)"), &format!("bool({b})"));
     succeeds(at, &["eval", "m.pta", "--initial", "--output", "p=p.npy", "--output", "q=q.npy"]);
-    assert_eq!(read("p.npy"), [0.0, 10.0, 3.0, 8.0]);
-    assert_eq!(read("q.npy"), [-4.0, -1.0, 1.0, -1.0]);
+    assert_eq!(floats("p.npy"), [0.0, 10.0, 3.0, 8.0]);
+    assert_eq!(ints("q.npy"), [-4, -1, 1, -1]);
 
     with(a, a, &format!("{a} and {b}"));
     let said = fails(at, &["eval", "m.pta", "--initial"], 1, "E0803");

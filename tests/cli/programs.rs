@@ -35,11 +35,20 @@ fn a_damaged_program_says_so() {
     let folder = tiny();
     let at = folder.path();
     succeeds(at, &["build", "tiny.pta", "-o", "prog"]);
-    let mut bytes = std::fs::read(at.join("prog")).expect("the program");
-    let middle = bytes.len() - 2000;
-    bytes[middle] ^= 1;
-    std::fs::write(at.join("prog"), bytes).expect("it can be damaged");
-    let output = prog(at, &["info"]);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(err(&output).contains("E0812"), "{}", err(&output));
+    let whole = std::fs::read(at.join("prog")).expect("the program");
+    let end = whole.len();
+    // Within the program, its length, the mark at the end; then cut short, and with something after it.
+    let flipped = [end - 2000, end - 16, end - 9, end - 1].map(|n| {
+        let mut bytes = whole.clone();
+        bytes[n] ^= 1;
+        bytes
+    });
+    let cut = [1, 16, 3000].map(|n| whole[..end - n].to_vec());
+    let longer = [&whole[..], b"x"].concat();
+    for bytes in flipped.into_iter().chain(cut).chain([longer]) {
+        std::fs::write(at.join("prog"), bytes).expect("it can be damaged");
+        let output = prog(at, &["info"]);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(err(&output).contains("E0812"), "{}", err(&output));
+    }
 }

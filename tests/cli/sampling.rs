@@ -121,6 +121,37 @@ fn what_does_not_fit_an_input_is_said() {
 }
 
 #[test]
+fn the_lowest_temperatures_take_the_most_likely() {
+    let folder = echo();
+    let at = folder.path();
+    for temperature in ["0", "1e-5", "1e-7", "1e-39", "1e-300"] {
+        for precision in ["f32", "f16"] {
+            let said = succeeds(
+                at,
+                &[
+                    &SAMPLE[..4],
+                    &["--length", "3", "--input", "source=90", "--precision", precision, "--temperature", temperature],
+                ]
+                .concat(),
+            );
+            assert_eq!(said.trim_end(), "hello wZZZ", "{temperature} in {precision}");
+        }
+    }
+}
+
+#[test]
+fn positions_that_run_out_are_said() {
+    let folder = echo();
+    let at = folder.path();
+    // 40 positions: the last element that is drawn need not be fed.
+    for (length, said) in [("34", false), ("35", true)] {
+        let output = partita(at, &[&SAMPLE[..6], &["--length", length, "--input", "source=90"]].concat());
+        assert!(output.status.success(), "{}", err(&output));
+        assert_eq!(err(&output).contains("the model has 40 positions"), said, "{length}: {}", err(&output));
+    }
+}
+
+#[test]
 fn a_sampler_that_is_written_out_takes_its_arguments() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let at = folder.path();

@@ -146,7 +146,10 @@ impl Target {
                 }
             };
             for _ in 1..threads.min(unique.len()) {
-                scope.spawn(work);
+                // Where the system refuses more threads, those that there are do the work.
+                if std::thread::Builder::new().spawn_scoped(scope, work).is_err() {
+                    break;
+                }
             }
             work();
         });

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::load::list;
 use super::save::{REPLACED, SaveOptions, Snapshot, TEMPORARY, cannot_write, save};
-use crate::runtime::error::{Result, RuntimeError};
+use crate::runtime::error::{Result, RuntimeError, no_thread};
 
 /// A checkpoint that was written.
 #[derive(Clone, Debug)]
@@ -56,7 +56,7 @@ impl Saver {
                     }
                 }
             })
-            .map_err(|e| RuntimeError::internal(format!("cannot start the saving thread: {e}")))?;
+            .map_err(|e| no_thread("saving", &e))?;
         Ok(Saver {
             dir: dir.to_path_buf(),
             _lock: lock,

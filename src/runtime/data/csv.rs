@@ -26,8 +26,8 @@ impl Table {
     }
 }
 
-/// The picked columns. A first record in which a picked column is no number is a heading; blank lines at the end are
-/// skipped. Other columns may hold any text.
+/// The picked columns. A first record of words alone is a heading: one that holds a number is data, so that a value that
+/// is missing there is not taken for a name. Blank lines at the end are skipped. Other columns may hold any text.
 pub fn parse(path: &Path, bytes: Vec<u8>, column: Option<usize>, count: Option<usize>) -> Result<Table> {
     if bytes.starts_with(b"\xff\xfe") || bytes.starts_with(b"\xfe\xff") {
         return Err(malformed(path, "is UTF-16 text").help("convert the file to UTF-8"));
@@ -37,11 +37,14 @@ pub fn parse(path: &Path, bytes: Vec<u8>, column: Option<usize>, count: Option<u
     let mut columns = None;
     let mut records = Records { text, at: 0, line: 1 };
     let mut fields = vec![];
-    while let Some(number) = records.next(&mut fields) {
+    while let Some(line) = records.next(&mut fields) {
         let bad = |detail: String| {
-            malformed(path, format!("{detail} in line {number}"))
-                .place(format!("{}:{number}", path.display()))
-                .help("mend or remove the line; fields are numbers with commas between them")
+            malformed(path, format!("{detail} in line {line}")).place(format!("{}:{line}", path.display())).help(
+                match line {
+                    1 => "mend or remove the line; a heading is a first line without any number",
+                    _ => "mend or remove the line; fields are numbers with commas between them",
+                },
+            )
         };
         if fields.last().is_some_and(|f| f.starts_with(b"\"") && !closed(f)) {
             return Err(bad("has a quote that is not closed".into()));
@@ -51,28 +54,23 @@ pub fn parse(path: &Path, bytes: Vec<u8>, column: Option<usize>, count: Option<u
             return Err(bad(format!("has {width} instead of {} fields", columns.unwrap_or(0))));
         }
         let picked = pick(path, &fields, column, count)?;
-        let before = table.values.len();
-        for c in picked.clone() {
+        if line == 1 && heading(&fields) && picked.clone().any(|c| value(fields[c]).is_none()) {
+            continue;
+        }
+        for c in picked {
             let field = fields[c];
-            match std::str::from_utf8(field).ok().and_then(number_of) {
+            match value(field) {
                 Some(value) => table.values.push(value),
-                None if number == 1 => break,
                 None => {
                     let shown: String = String::from_utf8_lossy(field).trim().chars().take(40).collect();
                     return Err(bad(format!("has {shown:?} where a number is needed (column {c})")));
                 }
             }
             if table.fraction_at.is_none() && table.values.last().is_some_and(|v| v.fract() != 0.0) {
-                table.fraction_at = Some(format!("line {number}, column {c}"));
+                table.fraction_at = Some(format!("line {line}, column {c}"));
             }
         }
-        if table.values.len() - before == picked.len() {
-            table.rows += 1;
-        } else {
-            // a heading: a number before its first word is none of the data
-            table.values.clear();
-            table.fraction_at = None;
-        }
+        table.rows += 1;
     }
     if column.is_none() || count.is_some() {
         table.shape = vec![count.or(columns).unwrap_or(0)];
@@ -153,11 +151,22 @@ fn pick(path: &Path, fields: &[&[u8]], column: Option<usize>, count: Option<usiz
     }
 }
 
-/// Finite numbers only; `nan` and `inf` stand for missing values in most tables.
-fn number_of(field: &str) -> Option<f64> {
-    let field = field.trim();
+/// Any number of a field, `nan` and `inf` among them.
+fn number(field: &[u8]) -> Option<f64> {
+    let field = std::str::from_utf8(field).ok()?.trim();
     let field = field.strip_prefix('"').and_then(|f| f.strip_suffix('"')).unwrap_or(field);
-    field.trim().parse().ok().filter(|v: &f64| v.is_finite())
+    field.trim().parse().ok()
+}
+
+/// Finite numbers only; `nan` and `inf` stand for missing values in most tables.
+fn value(field: &[u8]) -> Option<f64> {
+    number(field).filter(|v| v.is_finite())
+}
+
+/// Whether a record holds words and no number.
+fn heading(fields: &[&[u8]]) -> bool {
+    let word = |f: &&[u8]| !f.trim_ascii().is_empty();
+    fields.iter().any(word) && fields.iter().all(|f| number(f).is_none())
 }
 
 #[cfg(test)]
@@ -184,11 +193,29 @@ mod tests {
 
     #[test]
     fn a_heading_is_skipped() {
-        for text in ["a,b\n1,2\n", "1.5,b\n1,2", "\u{feff}a,b\n1,2"] {
+        for text in ["a,b\n1,2\n", ",b\n1,2", "\u{feff}a,b\n1,2"] {
             let t = table(text, None, None).unwrap();
             assert_eq!((t.values, t.rows, t.fraction_at), (vec![1.0, 2.0], 1, None), "{text}");
         }
         assert_eq!(table("a,1\nb,2", Some(1), None).unwrap().values, [1.0, 2.0]);
+    }
+
+    #[test]
+    fn a_first_record_with_a_number_is_data() {
+        for (text, column) in [
+            ("1,,3\n4,5,6", 1),
+            ("nan,5,6\n4,5,6", 0),
+            ("1,1e400,2\n4,5,6", 1),
+            ("0x10,2,3\n4,5,6", 0),
+            (",,\n1,2,3", 0),
+        ] {
+            let e = table(text, None, None).unwrap_err();
+            assert_eq!(e.code, "E0802", "{text}");
+            assert!(e.message.contains(&format!("(column {column}) in line 1")), "{e}");
+            assert!(e.help.unwrap().contains("heading"), "{text}");
+        }
+        // also where the number is in a column that nobody asks for
+        assert!(table("-,1\n2,3", Some(0), None).is_err());
     }
 
     #[test]

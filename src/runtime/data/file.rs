@@ -38,6 +38,13 @@ impl DataFile {
             return Err(RuntimeError::new("E0801", format!("data file `{}` is a directory", path.display()))
                 .place(path.display())
                 .help("name a file in it"));
+        } else if endless(&file, &meta) {
+            return Err(RuntimeError::new(
+                "E0801",
+                format!("data file `{}` is a device without an end", path.display()),
+            )
+            .place(path.display())
+            .help("write what is wanted of it to a file, and name that"));
         } else if path.extension().is_some_and(|e| e == "gz") {
             Bytes::Memory(read_limited(&mut flate2::read::MultiGzDecoder::new(file), path, MEMORY_LIMIT).map_err(
                 |mut e| {
@@ -108,6 +115,14 @@ impl DataFile {
             Bytes::Memory(v) => Ok(v),
         }
     }
+}
+
+/// Devices such as `/dev/zero`. A terminal has an end, and so has `/dev/null`.
+fn endless(file: &File, meta: &std::fs::Metadata) -> bool {
+    use std::io::IsTerminal;
+    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    let null = || std::fs::metadata("/dev/null").is_ok_and(|n| n.rdev() == meta.rdev());
+    meta.file_type().is_char_device() && !file.is_terminal() && !null()
 }
 
 fn map(file: &File) -> std::io::Result<Mmap> {
@@ -251,6 +266,15 @@ mod tests {
         // the system says 0 bytes of its own files
         #[cfg(target_os = "linux")]
         assert!(DataFile::open(Path::new("/proc/self/status")).unwrap().len() > 100);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_device_without_an_end_is_refused() {
+        for path in ["/dev/zero", "/dev/urandom"] {
+            let e = DataFile::open(Path::new(path)).unwrap_err();
+            assert!(e.code == "E0801" && e.message.contains("without an end"), "{e}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 
 use super::batch::Batch;
 use super::loader::Loader;
-use crate::runtime::error::{Result, RuntimeError};
+use crate::runtime::error::{Result, RuntimeError, no_thread};
 
 /// Hands out the batches of steps `first..last` in order.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ impl Prefetcher {
         let thread = std::thread::Builder::new()
             .name("partita-data".into())
             .spawn(move || run(loader, steps, &ready_tx, &empty_rx))
-            .map_err(|e| RuntimeError::new("E0901", format!("cannot start the data thread: {e}")))?;
+            .map_err(|e| no_thread("data", &e))?;
         Ok(Prefetcher { ready: Some(ready), empty: Some(empty), thread: Some(thread) })
     }
 

@@ -1,0 +1,20 @@
+//! What a command reads is not written over.
+
+use super::findings::{Findings, Outcome};
+use crate::diag::Diagnostic;
+use crate::source::SourceMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Refuses to write to a file that is one of `read` or of the program's texts, by whatever path.
+pub fn refuse(to: &Path, sources: &SourceMap, read: &[PathBuf]) -> Outcome<()> {
+    // A file that is not there yet is none of them.
+    let Ok(target) = std::fs::metadata(to) else { return Ok(()) };
+    let same = |p: &Path| std::fs::metadata(p).is_ok_and(|m| (m.dev(), m.ino()) == (target.dev(), target.ino()));
+    let texts = sources.files().map(|(_, f)| Path::new(&f.name));
+    let Some(found) = texts.chain(read.iter().map(PathBuf::as_path)).find(|p| target.is_file() && same(p)) else {
+        return Ok(());
+    };
+    let message = format!("writing `{}` would destroy `{}`, which this command needs", to.display(), found.display());
+    Err(Findings::of(Diagnostic::error("E0813", message).help("name another file to write")))
+}
