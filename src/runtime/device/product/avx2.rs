@@ -2,7 +2,7 @@
 
 use super::kernel::Kernel;
 use super::pack::{Brain, Double, Form, Pack, PackFn, Single, Small, Wide, pack};
-use super::tile::{Simd, Tile, tile, tiles};
+use super::tile::{Dots, Simd, Tile, dots, tile, tiles};
 use crate::types::DType;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
@@ -20,6 +20,7 @@ macro_rules! unit {
         impl Simd for $name {
             type Vector = $vector;
             type Mask = __m256i;
+            type Sum = $element;
             const LANES: usize = $lanes;
             const BYTES: usize = $bytes;
             #[inline(always)]
@@ -100,6 +101,12 @@ unsafe fn tile_256<S: Simd, const V: usize, const N: usize>(t: &Tile) {
     unsafe { tile::<S, V, N>(t) }
 }
 
+#[target_feature(enable = "avx2,fma")]
+unsafe fn dots_256<S: Simd>(d: &Dots) {
+    // SAFETY: as promised by the caller.
+    unsafe { dots::<S>(d) }
+}
+
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn pack_256<F: Form>(p: &Pack) {
     // SAFETY: as promised by the caller.
@@ -115,7 +122,7 @@ pub fn kernel(dtype: DType, wide: bool) -> Kernel {
             _ => pack_256::<Double>,
         };
         let (tiles, same) = (tiles!(tile_256, F64, [1 2 3], [1 2 3 4]), dtype == DType::F64);
-        return Kernel { lanes: 4, tiles, pack, packed: 8, group: 1, sum: DType::F64, same };
+        return Kernel { lanes: 4, tiles, dots: dots_256::<F64>, pack, packed: 8, group: 1, sum: DType::F64, same };
     }
     let pack: PackFn = match dtype {
         DType::F16 => pack_256::<Small<true>>,
@@ -123,5 +130,5 @@ pub fn kernel(dtype: DType, wide: bool) -> Kernel {
         _ => pack_256::<Single>,
     };
     let (tiles, same) = (tiles!(tile_256, F32, [1 2 3], [1 2 3 4]), dtype == DType::F32);
-    Kernel { lanes: 8, tiles, pack, packed: 4, group: 1, sum: DType::F32, same }
+    Kernel { lanes: 8, tiles, dots: dots_256::<F32>, pack, packed: 4, group: 1, sum: DType::F32, same }
 }

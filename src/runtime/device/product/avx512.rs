@@ -5,7 +5,7 @@
 
 use super::kernel::Kernel;
 use super::pack::{Brain, Double, Form, Pack, PackFn, Pairs, Single, Small, Wide, pack};
-use super::tile::{Simd, Tile, tile, tiles};
+use super::tile::{Dots, Simd, Tile, dots, tile, tiles};
 use crate::types::DType;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
@@ -21,6 +21,7 @@ macro_rules! single {
         impl Simd for $name {
             type Vector = __m512;
             type Mask = __mmask16;
+            type Sum = f32;
             const LANES: usize = 16;
             const BYTES: usize = 4;
             #[inline(always)]
@@ -74,6 +75,7 @@ single!(Bf16, |x, y, sum| _mm512_dpbf16_ps(
 impl Simd for F64 {
     type Vector = __m512d;
     type Mask = __mmask8;
+    type Sum = f64;
     const LANES: usize = 8;
     const BYTES: usize = 8;
     #[inline(always)]
@@ -120,6 +122,12 @@ unsafe fn tile_512<S: Simd, const V: usize, const N: usize>(t: &Tile) {
     unsafe { tile::<S, V, N>(t) }
 }
 
+#[target_feature(enable = "avx512f")]
+unsafe fn dots_512<S: Simd>(d: &Dots) {
+    // SAFETY: as promised by the caller.
+    unsafe { dots::<S>(d) }
+}
+
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn tile_bf16<S: Simd, const V: usize, const N: usize>(t: &Tile) {
     // SAFETY: as promised by the caller.
@@ -141,12 +149,13 @@ pub fn kernel(dtype: DType, wide: bool, pairs: bool) -> Kernel {
             _ => pack_512::<Double>,
         };
         let (tiles, same) = (tiles!(tile_512, F64, [1 2 3 4], [1 2 3 4 5 6]), dtype == DType::F64);
-        return Kernel { lanes: 8, tiles, pack, packed: 8, group: 1, sum: DType::F64, same };
+        return Kernel { lanes: 8, tiles, dots: dots_512::<F64>, pack, packed: 8, group: 1, sum: DType::F64, same };
     }
     let kernel = Kernel {
         lanes: 16,
 
         tiles: tiles!(tile_512, F32, [1 2 3 4], [1 2 3 4 5 6]),
+        dots: dots_512::<F32>,
         pack: pack_512::<Single>,
         packed: 4,
         group: 1,

@@ -5,7 +5,7 @@ use super::super::share::Shared;
 use super::finish::Finish;
 use super::pack::Pack;
 use super::plan::{OWN, Own, SPLIT_WORK, Task, cut};
-use super::tile::Tile;
+use super::tile::{Dots, Tile};
 use std::ops::Range;
 
 /// Where operands begin.
@@ -170,6 +170,22 @@ impl Task<'_> {
                     }
                 };
                 let add = number > 0 || (self.product.accumulate && !self.own_c);
+                if self.dots {
+                    (kernel.dots)(&Dots {
+                        rows: rows.len(),
+                        columns: columns.len(),
+                        k: terms,
+                        a,
+                        a_row: self.a_row,
+                        b: b.at,
+                        b_column: b.column,
+                        c,
+                        c_row: if self.own_c { sum as isize } else { self.c_row },
+                        c_column,
+                        add,
+                    });
+                    continue;
+                }
                 for first in (0..rows.len()).step_by(self.row_block()) {
                     let count = self.row_block().min(rows.len() - first);
                     let (a, c) = (a.offset(first as isize * self.a_row), c.add(first * sum));
@@ -208,52 +224,55 @@ impl Task<'_> {
         let steps = terms.div_ceil(kernel.group);
         let vectors = rows.div_ceil(kernel.lanes);
         let vector = kernel.lanes * kernel.packed;
+        let row_bytes = self.a_row * kernel.lanes as isize;
         // SAFETY: as `block` promises.
         unsafe {
-            if self.pack_a {
-                // Panels of equal width together, so that long runs of the source are read.
-                let mut at = 0;
-                while at < vectors {
-                    let taken = kernel.vectors(vectors - at);
-                    let alike = (1..).find(|n| kernel.vectors(vectors - at - n * taken) != taken).unwrap_or(1);
-                    let row = at * kernel.lanes;
-                    (kernel.pack)(&Pack {
-                        from: a.offset(row as isize * self.a_row),
-                        rows: (alike * taken * kernel.lanes).min(rows - row),
-                        row_step: self.a_row,
-                        terms,
-                        term_step: self.a_k,
-                        width: taken * kernel.lanes,
-                        to: own.a.add(at * vector * steps),
-                    });
-                    at += alike * taken;
-                }
+            // Panels from `at` on, `alike` of the same width, so that long runs of the source are read.
+            let pack = |at: usize, taken: usize, alike: usize| {
+                let row = at * kernel.lanes;
+                (kernel.pack)(&Pack {
+                    from: a.offset(at as isize * row_bytes),
+                    rows: (alike * taken * kernel.lanes).min(rows - row),
+                    row_step: self.a_row,
+                    terms,
+                    term_step: self.a_k,
+                    width: taken * kernel.lanes,
+                    to: own.a.add(at * vector * steps),
+                });
+            };
+            let tile = |at: usize, taken: usize, j: usize| {
+                let n = kernel.columns().min(columns - j);
+                let (a, a_step) = if self.pack_a {
+                    (own.a.cast_const().add(at * vector * steps), (taken * vector) as isize)
+                } else {
+                    (a.add(at * vector), self.a_k)
+                };
+                let last = at + taken == vectors;
+                kernel.tiles[taken - 1][n - 1](&Tile {
+                    k: steps,
+                    a,
+                    a_step,
+                    b: b.at.offset((j / kernel.columns()) as isize * b.panel),
+                    b_columns: b.column,
+                    b_step: b.step,
+                    c: c.offset(j as isize * c_column).add(at * kernel.lanes * kernel.sum.bytes()),
+                    c_columns: c_column,
+                    last: if last { rows - (vectors - 1) * kernel.lanes } else { kernel.lanes },
+                    add,
+                });
+            };
+            let mut at = 0;
+            while at < vectors && self.pack_a {
+                let taken = kernel.vectors(vectors - at);
+                let alike = (1..).find(|n| kernel.vectors(vectors - at - n * taken) != taken).unwrap_or(1);
+                pack(at, taken, alike);
+                at += alike * taken;
             }
             for j in (0..columns).step_by(kernel.columns()) {
-                let n = kernel.columns().min(columns - j);
-                let (b_at, c) =
-                    (b.at.offset((j / kernel.columns()) as isize * b.panel), c.offset(j as isize * c_column));
                 let mut at = 0;
                 while at < vectors {
                     let taken = kernel.vectors(vectors - at);
-                    let (a, a_step) = if self.pack_a {
-                        (own.a.cast_const().add(at * vector * steps), (taken * vector) as isize)
-                    } else {
-                        (a.add(at * vector), self.a_k)
-                    };
-                    let last = at + taken == vectors;
-                    kernel.tiles[taken - 1][n - 1](&Tile {
-                        k: steps,
-                        a,
-                        a_step,
-                        b: b_at,
-                        b_columns: b.column,
-                        b_step: b.step,
-                        c: c.add(at * kernel.lanes * kernel.sum.bytes()),
-                        c_columns: c_column,
-                        last: if last { rows - (vectors - 1) * kernel.lanes } else { kernel.lanes },
-                        add,
-                    });
+                    tile(at, taken, j);
                     at += taken;
                 }
             }

@@ -2,7 +2,7 @@
 
 use super::kernel::Kernel;
 use super::plain::packing;
-use super::tile::{Simd, Tile, tile, tiles};
+use super::tile::{Dots, Simd, Tile, dots, tile, tiles};
 use crate::types::DType;
 use std::arch::aarch64::*;
 
@@ -15,6 +15,7 @@ macro_rules! unit {
         impl Simd for $name {
             type Vector = $vector;
             type Mask = usize;
+            type Sum = $element;
             const LANES: usize = 16 / size_of::<$element>();
             const BYTES: usize = size_of::<$element>();
             #[inline(always)]
@@ -77,12 +78,18 @@ unsafe fn tile_128<S: Simd, const V: usize, const N: usize>(t: &Tile) {
     unsafe { tile::<S, V, N>(t) }
 }
 
+#[target_feature(enable = "neon")]
+unsafe fn dots_128<S: Simd>(d: &Dots) {
+    // SAFETY: as promised by the caller.
+    unsafe { dots::<S>(d) }
+}
+
 pub fn kernel(dtype: DType, wide: bool) -> Kernel {
     let pack = packing(dtype, wide);
     if wide {
         let (tiles, same) = (tiles!(tile_128, F64, [1 2 3], [1 2 3 4 5 6 7 8]), dtype == DType::F64);
-        return Kernel { lanes: 2, tiles, pack, packed: 8, group: 1, sum: DType::F64, same };
+        return Kernel { lanes: 2, tiles, dots: dots_128::<F64>, pack, packed: 8, group: 1, sum: DType::F64, same };
     }
     let (tiles, same) = (tiles!(tile_128, F32, [1 2 3], [1 2 3 4 5 6 7 8]), dtype == DType::F32);
-    Kernel { lanes: 4, tiles, pack, packed: 4, group: 1, sum: DType::F32, same }
+    Kernel { lanes: 4, tiles, dots: dots_128::<F32>, pack, packed: 4, group: 1, sum: DType::F32, same }
 }

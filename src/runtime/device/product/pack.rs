@@ -77,8 +77,10 @@ pub unsafe fn pack<F: Form>(p: &Pack) {
         if p.row_step == size {
             match p.width {
                 6 => along_rows::<F, 6>(p, steps, to),
+                width if width % 16 == 0 => along_rows::<F, 16>(p, steps, to),
                 width if width % 8 == 0 => along_rows::<F, 8>(p, steps, to),
-                _ => along_rows::<F, 4>(p, steps, to),
+                width if width % 4 == 0 => along_rows::<F, 4>(p, steps, to),
+                _ => along_rows::<F, 2>(p, steps, to),
             }
         } else {
             for first in (0..p.rows).step_by(p.width) {
@@ -92,7 +94,9 @@ pub unsafe fn pack<F: Form>(p: &Pack) {
 
 #[inline(always)]
 unsafe fn along_rows<F: Form, const W: usize>(p: &Pack, steps: usize, to: *mut F::Unit) {
+    let size = size_of::<F::Source>();
     let group = p.width * PANELS;
+    let whole = p.rows / p.width * p.width;
     // SAFETY: as promised to `pack`.
     unsafe {
         for first in (0..p.rows).step_by(group) {
@@ -100,23 +104,28 @@ unsafe fn along_rows<F: Form, const W: usize>(p: &Pack, steps: usize, to: *mut F
             for step in 0..steps {
                 let terms = F::GROUP.min(p.terms - step * F::GROUP);
                 let from = p.from.offset((step * F::GROUP) as isize * p.term_step);
-                for row in (first..end).step_by(p.width) {
-                    let rows = p.width.min(end - row);
-                    let from = from.add(row * size_of::<F::Source>());
-                    let to = to.add(row * steps + step * p.width);
-                    // The next step is far away, often in another page, where no processor looks ahead by itself.
-                    let ahead = from.wrapping_offset(AHEAD * F::GROUP as isize * p.term_step);
-                    (0..rows * size_of::<F::Source>()).step_by(64).for_each(|i| expect(ahead.wrapping_add(i)));
+                // The next steps are far away, often in other pages, where no processor looks ahead by itself.
+                let ahead = from.wrapping_offset(AHEAD * F::GROUP as isize * p.term_step);
+                (first * size..end * size).step_by(64).for_each(|at| expect(ahead.wrapping_add(at)));
+                let mut row = first;
+                while row < end.min(whole) {
+                    let (from, to) = (from.add(row * size), to.add(row * steps + step * p.width));
                     let mut i = 0;
-                    while i + W <= rows {
-                        F::run::<W>(from.add(i * size_of::<F::Source>()), p.term_step, terms, to.add(i));
+                    while i < p.width {
+                        F::run::<W>(from.add(i * size), p.term_step, terms, to.add(i));
                         i += W;
                     }
-                    while i < rows {
-                        *to.add(i) = F::one(from.add(i * size_of::<F::Source>()), p.term_step, terms);
-                        i += 1;
+                    row += p.width;
+                }
+                if row < end {
+                    let to = to.add(row * steps + step * p.width);
+                    for i in 0..p.width {
+                        if row + i < end {
+                            *to.add(i) = F::one(from.add((row + i) * size), p.term_step, terms);
+                        } else {
+                            to.add(i).write_bytes(0, 1);
+                        }
                     }
-                    to.add(rows).write_bytes(0, p.width - rows);
                 }
             }
         }
@@ -256,8 +265,10 @@ impl<const F16C: bool> Form for Small<F16C> {
         use std::arch::x86_64::{_mm_loadu_si128, _mm256_cvtph_ps, _mm256_storeu_ps};
         // SAFETY: as promised by the caller; the instruction is there where this form is chosen.
         unsafe {
-            if F16C && W == 8 {
-                _mm256_storeu_ps(to, _mm256_cvtph_ps(_mm_loadu_si128(from.cast())));
+            if F16C && W.is_multiple_of(8) {
+                for i in (0..W).step_by(8) {
+                    _mm256_storeu_ps(to.add(i), _mm256_cvtph_ps(_mm_loadu_si128(from.add(2 * i).cast())));
+                }
             } else {
                 (0..W).for_each(|i| *to.add(i) = Self::one(from.add(2 * i), 0, 1));
             }

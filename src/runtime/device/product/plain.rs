@@ -2,7 +2,7 @@
 
 use super::kernel::Kernel;
 use super::pack::{Brain, Double, Form, Pack, PackFn, Single, Small, Wide, pack};
-use super::tile::{Simd, Tile, tile, tiles};
+use super::tile::{Dots, Simd, Tile, dots, tile, tiles};
 use crate::types::DType;
 use half::{bf16, f16};
 
@@ -17,6 +17,7 @@ macro_rules! unit {
         impl Simd for $name {
             type Vector = [$element; LANES];
             type Mask = usize;
+            type Sum = $element;
             const LANES: usize = LANES;
             const BYTES: usize = size_of::<$element>();
             #[inline(always)]
@@ -76,6 +77,11 @@ unsafe fn tile_plain<S: Simd, const V: usize, const N: usize>(t: &Tile) {
     unsafe { tile::<S, V, N>(t) }
 }
 
+unsafe fn dots_plain<S: Simd>(d: &Dots) {
+    // SAFETY: as promised by the caller.
+    unsafe { dots::<S>(d) }
+}
+
 /// # Safety
 /// As of [`pack`].
 pub unsafe fn pack_plain<F: Form>(p: &Pack) {
@@ -100,8 +106,17 @@ pub fn kernel(dtype: DType, wide: bool) -> Kernel {
     let pack = packing(dtype, wide);
     if wide {
         let (tiles, same) = (tiles!(tile_plain, F64, [1 2 3], [1 2 3 4]), dtype == DType::F64);
-        return Kernel { lanes: LANES, tiles, pack, packed: 8, group: 1, sum: DType::F64, same };
+        return Kernel {
+            lanes: LANES,
+            tiles,
+            dots: dots_plain::<F64>,
+            pack,
+            packed: 8,
+            group: 1,
+            sum: DType::F64,
+            same,
+        };
     }
     let (tiles, same) = (tiles!(tile_plain, F32, [1 2 3], [1 2 3 4]), dtype == DType::F32);
-    Kernel { lanes: LANES, tiles, pack, packed: 4, group: 1, sum: DType::F32, same }
+    Kernel { lanes: LANES, tiles, dots: dots_plain::<F32>, pack, packed: 4, group: 1, sum: DType::F32, same }
 }

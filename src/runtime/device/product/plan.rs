@@ -26,8 +26,14 @@ pub const SCRATCH: usize = OWN + SHARED_BYTES + 64;
 
 /// Columns up to which it does not pay to pack rows that lie side by side already.
 const FEW_COLUMNS: usize = 24;
+/// Columns up to which dot products are worth it where all runs along k.
+const DOT_COLUMNS: usize = 3;
 /// Bytes of an operand that stay in the first-level cache, packed or not.
 const SMALL: usize = 32 << 10;
+/// Bytes of an operand that do not stay in the second-level cache.
+const LARGE: usize = 512 << 10;
+/// Bytes from step to step along k up to which rows that lie side by side are as good as packed.
+const CLOSE: isize = 1024;
 /// Multiply-adds below which one product is not worth two threads.
 pub const SPLIT_WORK: usize = 1 << 19;
 
@@ -50,6 +56,8 @@ pub struct Task<'a> {
     pub pack_b: bool,
     /// Whether sums are made in scratch memory and then go to their place.
     pub own_c: bool,
+    /// Whether both operands run along k and there are so few columns that dot products are best.
+    pub dots: bool,
 }
 
 /// Where the parts of a thread's own scratch memory begin.
@@ -99,9 +107,17 @@ impl<'a> Task<'a> {
             pack_a: true,
             pack_b: true,
             own_c: product.out != kernel.sum,
+            dots: false,
         };
-        task.own_c |= task.c_row != written;
-        task.choose_packing();
+        let along = |step: isize| step == read;
+        task.dots =
+            kernel.same && task.columns <= DOT_COLUMNS && along(task.a_k) && along(task.b_k) && !along(task.a_row);
+        if task.dots {
+            (task.pack_a, task.pack_b) = (false, false);
+        } else {
+            task.own_c |= task.c_row != written;
+            task.choose_packing();
+        }
         task
     }
 
@@ -109,7 +125,8 @@ impl<'a> Task<'a> {
         let Kernel { same, packed, group, .. } = self.kernel;
         let tile = self.kernel.rows();
         if same && self.a_row == packed as isize {
-            self.pack_a = self.columns > FEW_COLUMNS && self.rows * self.k * packed > SMALL;
+            let near = self.a_k.abs() <= CLOSE || self.a_k.abs() <= 2 * CLOSE && self.columns <= 256;
+            self.pack_a = self.columns > FEW_COLUMNS && self.rows * self.k * packed > SMALL && !near;
         }
         // Pairs along k are there where k runs through neighbours.
         let usable = same || (group == 2 && self.k.is_multiple_of(2) && self.b_k * 2 == packed as isize);
@@ -123,6 +140,9 @@ impl<'a> Task<'a> {
     /// Cycles, roughly.
     fn cost(&self) -> f64 {
         let (lanes, columns) = (self.kernel.lanes, self.kernel.columns());
+        if self.dots {
+            return (self.rows * self.columns) as f64 * (self.k as f64 / lanes as f64 + 8.0);
+        }
         let vectors = self.rows.div_ceil(lanes);
         let (v, n) = (vectors.clamp(1, self.kernel.tiles.len()) as f64, self.columns.clamp(1, columns) as f64);
         // Two multiply-adds or two loads at a time.
@@ -130,6 +150,14 @@ impl<'a> Task<'a> {
         let element = self.product.dtype.bytes() as isize;
         let pack = |packed: bool, size: usize, step: isize, along: isize| {
             let each = match () {
+                // Short runs far apart come into the cache more than once.
+                () if !packed && along != element => {
+                    if size * self.k * self.kernel.packed > LARGE {
+                        0.5
+                    } else {
+                        0.1
+                    }
+                }
                 () if !packed => 0.0,
                 () if step == element => 0.15,
                 () if along == element => 0.4,
@@ -142,10 +170,10 @@ impl<'a> Task<'a> {
         } else if self.c_row == self.product.out.bytes() as isize {
             0.2
         } else {
-            1.0
+            1.5
         };
         tiles
-            + pack(self.pack_a, self.rows, self.a_row, self.a_k)
+            + if self.pack_a { pack(true, self.rows, self.a_row, self.a_k) } else { 0.0 }
             + pack(self.pack_b, self.columns, self.b_column, self.b_k)
             + finish * self.rows as f64 * self.columns as f64
     }
@@ -158,6 +186,9 @@ impl<'a> Task<'a> {
     /// Packed elements along k in each chunk but the last: even shares, by k alone.
     pub fn chunk(&self) -> usize {
         let (steps, most) = (self.steps().max(1), chunk_steps(self.kernel.packed));
+        if self.dots {
+            return steps;
+        }
         steps.div_ceil(steps.div_ceil(most)).next_multiple_of(8)
     }
 
@@ -171,9 +202,12 @@ impl<'a> Task<'a> {
         ROW_TILES * self.kernel.rows()
     }
 
-    /// Most columns that are packed together by one thread.
+    /// Most columns that one thread packs, or sums in its own memory, at a time.
     pub fn column_block(&self) -> usize {
-        B_BYTES / (self.kernel.packed * chunk_steps(self.kernel.packed)) / self.kernel.columns() * self.kernel.columns()
+        let width = self.kernel.columns();
+        let packed = B_BYTES / (self.kernel.packed * self.chunk());
+        let summed = C_BYTES / (self.row_block() * self.kernel.sum.bytes());
+        (if self.own_c { packed.min(summed) } else { packed }) / width * width
     }
 
     /// Offsets in bytes of a, b and c at one index of the given extents.
