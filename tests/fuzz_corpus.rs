@@ -1,5 +1,6 @@
 //! Replays the stored fuzz corpus, then mutates it and the sources of the repository for a while: token by token,
-//! byte by byte, and by layouts that mean the same. Runs a few seconds; `PARTITA_FUZZ_MINUTES` makes it longer.
+//! byte by byte, and by layouts that mean the same. Runs a few seconds; `PARTITA_FUZZ_MINUTES` makes it longer, and
+//! `PARTITA_FUZZ_SEED` different. A long run goes on after what it finds, and shows all of it at the end.
 
 #[path = "fuzz/checks.rs"]
 mod checks;
@@ -43,19 +44,31 @@ fn mutated_programs_are_checked_in_peace() {
     let programs: Vec<String> = texts().into_iter().filter_map(|(_, b)| String::from_utf8(b).ok()).collect();
     let pieces: Vec<&str> = programs.iter().flat_map(|t| pieces(t)).collect();
     let small: Vec<&String> = programs.iter().filter(|p| p.len() < 5000).collect();
-    let mut rng = Rng(0xD1B5_4A32_D192_ED03);
+    let mut rng = Rng(0xD1B5_4A32_D192_ED03 ^ seed());
     let deadline = deadline();
-    while Instant::now() < deadline {
+    let mut found = Vec::new();
+    while Instant::now() < deadline && found.len() < MOST {
         let text = tokens_changed(small[rng.below(small.len())], &pieces, &mut rng);
-        checks::check_source(text.as_bytes());
+        let start = Instant::now();
+        if std::panic::catch_unwind(|| checks::check_source(text.as_bytes())).is_err() {
+            found.push(format!("panics:\n{text}"));
+        } else if start.elapsed() > SLOW {
+            found.push(format!("takes {:?}:\n{text}", start.elapsed()));
+        }
     }
+    assert!(found.is_empty(), "{} programs\n{}", found.len(), found.join("\n----\n"));
 }
+
+/// Findings that are enough for one run.
+const MOST: usize = 10;
+/// No program of this size should need so long, even in a build without optimisation on a busy machine.
+const SLOW: Duration = Duration::from_secs(20);
 
 #[test]
 fn mutated_sources_pass_all_checks() {
     let texts: Vec<String> = texts().into_iter().filter_map(|(_, b)| String::from_utf8(b).ok()).collect();
     let pieces: Vec<&str> = texts.iter().flat_map(|t| pieces(t)).collect();
-    let mut rng = Rng(0x9E37_79B9_7F4A_7C15);
+    let mut rng = Rng(0x9E37_79B9_7F4A_7C15 ^ seed());
     let deadline = deadline();
     let (mut tried, mut sound) = (0, 0);
     while Instant::now() < deadline {
@@ -76,6 +89,10 @@ fn mutated_sources_pass_all_checks() {
 fn deadline() -> Instant {
     let minutes: Option<f64> = std::env::var("PARTITA_FUZZ_MINUTES").ok().and_then(|m| m.parse().ok());
     Instant::now() + minutes.map_or(Duration::from_secs(4), |m| Duration::from_secs_f64(60.0 * m))
+}
+
+fn seed() -> u64 {
+    std::env::var("PARTITA_FUZZ_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(0)
 }
 
 /// A small generator, so that every run does the same.
