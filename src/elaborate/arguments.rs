@@ -293,18 +293,23 @@ impl<'a> Elab<'a> {
         );
     }
 
+    /// A constant as a value of the declared dims: itself where there are none.
+    pub(super) fn filled(&mut self, c: Const, target: DType, d: &Declared, span: Span) -> Val {
+        match self.constant_as(c, target, span) {
+            Some(c) if d.dims.is_empty() => Val::Const(c),
+            Some(c) => match self.as_tensor(&Val::Const(c), target) {
+                Some(v) => Val::Tensor(self.b.broadcast(v, &d.dims)),
+                None => Val::Error,
+            },
+            None => Val::Error,
+        }
+    }
+
     pub fn one_result(&mut self, val: Val, d: &Declared, span: Span) -> Val {
         let target = d.dtype.unwrap_or(self.frame().float);
         self.b.span = Some(span);
         match val {
-            Val::Const(c) => match self.constant_as(c, target, span) {
-                Some(c) if d.dims.is_empty() => Val::Const(c),
-                Some(c) => match self.as_tensor(&Val::Const(c), target) {
-                    Some(v) => Val::Tensor(self.b.broadcast(v, &d.dims)),
-                    None => Val::Error,
-                },
-                None => Val::Error,
-            },
+            Val::Const(c) => self.filled(c, target, d, span),
             Val::Tensor(v) => {
                 let dims = self.b.dims(v).to_vec();
                 let mapped = self.frame().mapped.clone();

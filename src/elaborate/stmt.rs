@@ -279,14 +279,7 @@ impl<'a> Elab<'a> {
         match val {
             Val::Const(c) => {
                 let target = d.dtype.unwrap_or(self.frame().float);
-                match self.constant_as(c, target, span) {
-                    Some(c) if d.dims.is_empty() => Val::Const(c),
-                    Some(c) => match self.as_tensor(&Val::Const(c), target) {
-                        Some(v) => Val::Tensor(self.b.broadcast(v, &d.dims)),
-                        None => Val::Error,
-                    },
-                    None => Val::Error,
-                }
+                self.filled(c, target, d, span)
             }
             Val::Tensor(v) => {
                 let dims = self.b.dims(v).to_vec();

@@ -1,6 +1,9 @@
 //! Runs graphs on the CPU backend, with operands and results as the interpreter's tensors.
 
-use half::{bf16, f16};
+#[path = "bytes.rs"]
+mod bytes;
+
+pub use bytes::{pack, unpack};
 use partita::codegen::cpu::Target;
 use partita::interp::{Env, Tensor};
 use partita::ir::{Graph, OutputKind as Kind};
@@ -10,37 +13,7 @@ use partita::program::Program;
 use partita::runtime::RuntimeError;
 use partita::runtime::exec::{ExecOptions, Executor, RunArgs};
 use partita::source::SourceMap;
-use partita::types::DType;
 use std::sync::Arc;
-
-/// A buffer as bytes.
-pub fn pack(dtype: DType, values: &[f64]) -> Vec<u8> {
-    values
-        .iter()
-        .flat_map(|&x| match dtype {
-            DType::Bool => vec![u8::from(x != 0.0)],
-            DType::I32 => (x as i32).to_le_bytes().to_vec(),
-            DType::F16 => f16::from_f64(x).to_le_bytes().to_vec(),
-            DType::BF16 => bf16::from_f64(x).to_le_bytes().to_vec(),
-            DType::F32 => (x as f32).to_le_bytes().to_vec(),
-            DType::F64 => x.to_le_bytes().to_vec(),
-        })
-        .collect()
-}
-
-pub fn unpack(dtype: DType, bytes: &[u8]) -> Vec<f64> {
-    bytes
-        .chunks_exact(dtype.bytes())
-        .map(|c| match dtype {
-            DType::Bool => f64::from(c[0]),
-            DType::I32 => f64::from(i32::from_le_bytes(c.try_into().unwrap())),
-            DType::F16 => f16::from_le_bytes(c.try_into().unwrap()).to_f64(),
-            DType::BF16 => bf16::from_le_bytes(c.try_into().unwrap()).to_f64(),
-            DType::F32 => f64::from(f32::from_le_bytes(c.try_into().unwrap())),
-            DType::F64 => f64::from_le_bytes(c.try_into().unwrap()),
-        })
-        .collect()
-}
 
 /// A program of one routine.
 pub fn compile(graph: &Graph, options: &Options) -> Program {

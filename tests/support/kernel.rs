@@ -1,41 +1,15 @@
 //! Runs kernels: as machine code, and plainly by the letter of the kernel IR.
 
-use half::{bf16, f16};
+#[path = "bytes.rs"]
+mod bytes;
+
+pub use bytes::{pack, unpack};
 use partita::codegen::cpu::Target;
 use partita::interp::{eval_map, round};
 use partita::kernel::*;
 use partita::runtime::device::{code::Code, helpers};
 use partita::types::rng::{self, Dist};
 use partita::types::{DType, MapOp, ReduceKind};
-
-/// A buffer as bytes.
-pub fn pack(dtype: DType, values: &[f64]) -> Vec<u8> {
-    values
-        .iter()
-        .flat_map(|&x| match dtype {
-            DType::Bool => vec![u8::from(x != 0.0)],
-            DType::I32 => (x as i32).to_le_bytes().to_vec(),
-            DType::F16 => f16::from_f64(x).to_le_bytes().to_vec(),
-            DType::BF16 => bf16::from_f64(x).to_le_bytes().to_vec(),
-            DType::F32 => (x as f32).to_le_bytes().to_vec(),
-            DType::F64 => x.to_le_bytes().to_vec(),
-        })
-        .collect()
-}
-
-pub fn unpack(dtype: DType, bytes: &[u8]) -> Vec<f64> {
-    bytes
-        .chunks_exact(dtype.bytes())
-        .map(|c| match dtype {
-            DType::Bool => f64::from(c[0]),
-            DType::I32 => f64::from(i32::from_le_bytes(c.try_into().unwrap())),
-            DType::F16 => f16::from_le_bytes(c.try_into().unwrap()).to_f64(),
-            DType::BF16 => bf16::from_le_bytes(c.try_into().unwrap()).to_f64(),
-            DType::F32 => f64::from(f32::from_le_bytes(c.try_into().unwrap())),
-            DType::F64 => f64::from_le_bytes(c.try_into().unwrap()),
-        })
-        .collect()
-}
 
 /// Compiles a kernel and runs the given pieces of its rows over the buffers; returns what the status cell holds then.
 pub fn run_pieces(kernel: &Kernel, buffers: &mut [Vec<u8>], keys: &[u64], pieces: &[(usize, usize)]) -> u64 {
