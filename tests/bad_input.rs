@@ -374,3 +374,53 @@ fn files_with_odd_names_and_pipes() {
     let said = fails(f.path(), &["train", "m.pta"], "E0801");
     assert!(said.contains("is a pipe"), "{said}");
 }
+
+#[test]
+fn thousands_of_errors_are_counted_and_a_hundred_shown() {
+    let f = tempfile::tempdir().expect("a temporary folder");
+    let names: Vec<String> = (0..3000).map(|i| format!("    let q{i} = undef{i}d\n")).collect();
+    let text = format!("dim batch = 4\nmodel M(x: [batch]) {{\n{}    loss mean[batch](x)\n}}\n", names.concat());
+    write(f.path(), "m.pta", text.as_bytes());
+    let said = fails(f.path(), &["check", "m.pta"], "E0201");
+    assert_eq!(said.matches("error[E0201]").count(), 100);
+    assert!(said.contains("2900 more errors\n3000 errors"), "{said}");
+    let json = run::partita(f.path(), &["check", "--json", "m.pta"]);
+    let lines = String::from_utf8_lossy(&json.stdout).lines().count();
+    assert_eq!(lines, 101);
+}
+
+#[test]
+fn a_long_line_is_shown_around_its_label() {
+    let f = tempfile::tempdir().expect("a temporary folder");
+    let sum = vec!["x"; 20_000].join(" + ");
+    let text = format!("dim batch = 4\nmodel M(x: [batch]) {{\n    loss mean[batch]((wrong)) // {sum}\n}}\n");
+    write(f.path(), "m.pta", text.as_bytes());
+    let said = fails(f.path(), &["check", "m.pta"], "E0201");
+    assert!(said.contains("m.pta:3:23") && said.contains("(wrong)"), "{said}");
+    assert!(said.len() < 2000, "{} bytes", said.len());
+}
+
+#[test]
+fn settings_from_outside_keep_the_kind_of_the_constant() {
+    let f = tempfile::tempdir().expect("a temporary folder");
+    let text = "const n: int = 3, on = true, name = \"x\"\ndim batch = 4\nmodel M(x: [batch]) {\n    loss mean[batch](x) * n\n}\n";
+    write(f.path(), "m.pta", text.as_bytes());
+    for set in ["n=1.5", "on=1", "name=3"] {
+        fails(f.path(), &["check", "m.pta", "--set", set], "E0309");
+    }
+    for set in ["train.steps=0", "train.clip=-1", "train.seed=-1"] {
+        fails(f.path(), &["check", "m.pta", "--set", set], "E0902");
+    }
+}
+
+#[test]
+fn a_chain_of_constants_without_end() {
+    let f = tempfile::tempdir().expect("a temporary folder");
+    let chain: Vec<String> = (0..5000).map(|i| format!("const c{i} = c{}\n", i + 1)).collect();
+    let text = format!(
+        "{}const c5000 = 1\ndim batch = 4\nmodel M(x: [batch]) {{\n    loss mean[batch](x)\n}}\n",
+        chain.concat()
+    );
+    write(f.path(), "m.pta", text.as_bytes());
+    fails(f.path(), &["check", "m.pta"], "E0102");
+}

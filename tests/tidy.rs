@@ -34,7 +34,7 @@ const EDGES: &[(&str, &str)] = &[
 /// Crates that one room alone may name (a file's path begins with the owner).
 const OWNERS: &[(&str, &[&str])] = &[
     ("pest", &["syntax/"]),
-    ("codespan_reporting", &["diag/render.rs"]),
+    ("codespan_reporting", &["diag/render.rs", "diag/window.rs"]),
     ("clap", &["cli/"]),
     ("indicatif", &["cli/"]),
     ("cranelift_codegen", &["codegen/cpu/"]),

@@ -109,6 +109,8 @@ pub enum Problem {
     /// Operands of the wrong kind, named.
     Kinds(&'static str, &'static str),
     DivisionByZero,
+    /// Beyond the largest f64.
+    Overflow,
     /// A function that is not one of constants.
     NoFunction,
     Arity(usize),
@@ -179,14 +181,19 @@ fn arithmetic(op: BinaryOp, a: &Const, b: &Const) -> Result<Const, Problem> {
             return Ok(c);
         }
     }
-    Ok(Const::Float(match op {
+    if matches!(op, Div | Rem) && y == 0.0 && x.is_finite() {
+        return Err(Problem::DivisionByZero);
+    }
+    let out = match op {
         Add => x + y,
         Sub => x - y,
         Mul => x * y,
         Div => x / y,
         Rem => x - y * (x / y).floor(),
         _ => x.powf(y),
-    }))
+    };
+    // `inf` itself may be computed with.
+    if out.is_infinite() && x.is_finite() && y.is_finite() { Err(Problem::Overflow) } else { Ok(Const::Float(out)) }
 }
 
 fn power(n: i128, d: i128, k: u32) -> Option<Const> {
@@ -286,6 +293,7 @@ fn known_function(name: &str, args: &[Const]) -> Result<Const, Problem> {
         "sign" => Const::int(if x[0] > 0.0 { 1 } else { -i64::from(x[0] < 0.0) }),
         "sqrt" => Const::Float(x[0].sqrt()),
         "rsqrt" => Const::Float(1.0 / x[0].sqrt()),
+        "exp" | "expm1" if x[0].is_finite() && x[0].exp().is_infinite() => return Err(Problem::Overflow),
         "exp" => Const::Float(x[0].exp()),
         "expm1" => Const::Float(x[0].exp_m1()),
         "log" => Const::Float(x[0].ln()),
@@ -327,6 +335,9 @@ mod tests {
     fn huge_powers_go_on_in_floating_point() {
         let big = binary(BinaryOp::Pow, &Const::int(10), &Const::int(30)).unwrap();
         assert_eq!(big.as_f64(), Some(1e30));
+        assert_eq!(binary(BinaryOp::Pow, &big, &Const::int(100)), Err(Problem::Overflow));
+        let infinite = Const::Float(f64::INFINITY);
+        assert_eq!(binary(BinaryOp::Mul, &big, &infinite), Ok(infinite));
         let huge = binary(BinaryOp::Mul, &big, &big).unwrap();
         assert!((huge.as_f64().unwrap() / 1e60 - 1.0).abs() < 1e-12);
     }

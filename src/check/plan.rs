@@ -401,7 +401,12 @@ pub fn bytes(v: &PlanValue, sink: &mut Sink) -> Option<u64> {
     };
     let unit = word_of("unit", UNITS, &unit.text, unit.span, sink)?;
     let x: f64 = text.parse().ok()?;
-    Some((x * unit as f64) as u64)
+    let bytes = x * unit as f64;
+    if bytes >= 2f64.powi(63) {
+        sink.push(malformed("a size beyond any memory", v.span, "too large").help("write for example `70 GiB`"));
+        return None;
+    }
+    Some(bytes as u64)
 }
 
 /// The arguments of `name(..)`: one without a name, or with the name given.

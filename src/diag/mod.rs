@@ -2,13 +2,15 @@
 //!
 //! In: problems found by any room. Out: [`Diagnostic`]s in a [`Sink`], sorted by place, each reported once.
 //! Invariants: every diagnostic has a code of `codes::CODES`; an error has a primary label unless it concerns
-//! no source text (a data file, a checkpoint). Rendering is in `render`, which alone uses codespan.
+//! no source text (a data file, a checkpoint). Rendering is in `render` and `window`, which alone use codespan.
 
 pub mod codes;
 pub mod explain;
 pub mod render;
+mod window;
 
 use crate::source::Span;
+use std::collections::HashSet;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -91,24 +93,26 @@ impl Diagnostic {
 #[derive(Clone, Default, Debug)]
 pub struct Sink {
     found: Vec<Diagnostic>,
+    /// Code and place of each that has a place.
+    places: HashSet<(&'static str, Span)>,
+    errors: usize,
 }
 
 impl Sink {
     pub fn push(&mut self, diagnostic: Diagnostic) {
-        let twice = diagnostic.primary.as_ref().is_some_and(|p| {
-            self.found.iter().any(|d| d.code == diagnostic.code && d.primary.as_ref().is_some_and(|q| q.span == p.span))
-        });
-        if !twice {
+        let new = diagnostic.primary.as_ref().is_none_or(|p| self.places.insert((diagnostic.code, p.span)));
+        if new {
+            self.errors += usize::from(diagnostic.severity == Severity::Error);
             self.found.push(diagnostic);
         }
     }
 
     pub fn has_errors(&self) -> bool {
-        self.found.iter().any(|d| d.severity == Severity::Error)
+        self.errors > 0
     }
 
     pub fn error_count(&self) -> usize {
-        self.found.iter().filter(|d| d.severity == Severity::Error).count()
+        self.errors
     }
 
     pub fn is_empty(&self) -> bool {
@@ -127,15 +131,25 @@ impl Sink {
             self.push(d);
         }
     }
+
+    /// Whether there are so many errors that a further one need not say what may have been meant.
+    pub fn is_flooded(&self) -> bool {
+        self.errors >= render::MAX_SHOWN
+    }
 }
+
+/// At most so many candidates are compared with a misspelt name.
+const MAX_CANDIDATES: usize = 4_000;
 
 /// The candidate closest to a misspelt name, if one is close enough to be meant (Levenshtein distance at most a
 /// third of the length).
 pub fn did_you_mean<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let limit = (name.chars().count() / 3).max(1);
+    let length = name.chars().count();
+    let limit = (length / 3).max(1);
     candidates
         .into_iter()
-        .filter(|c| *c != name)
+        .filter(|c| *c != name && c.chars().count().abs_diff(length) <= limit)
+        .take(MAX_CANDIDATES)
         .map(|c| (distance(name, c), c))
         .filter(|(d, _)| *d <= limit)
         .min_by_key(|(d, _)| *d)

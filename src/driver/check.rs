@@ -110,6 +110,9 @@ pub fn check(request: &Request, world: &dyn World) -> Checked {
     rest.used_defs = used;
     rest.used_names = names;
     rest.unused_defs();
+    rest.all_globals();
+    rest.predefined_names();
+    Settings::check_presets(&c.program, &mut found);
     if !found.has_errors() && !rest.failed() && !c.sink.has_errors() {
         rest.unused_names();
     }
@@ -171,6 +174,10 @@ fn walk<'a>(
         let paths: Vec<String> = graph.params.iter().map(|p| format!("{} {:?}", p.path, p.dims.len())).collect();
         sink.extend(std::mem::take(&mut e.sink));
         if failed {
+            return None;
+        }
+        if let Err(d) = super::size::addressable(&e.b.graph) {
+            sink.push(d);
             return None;
         }
         if mode == Mode::TRAIN {

@@ -1,7 +1,7 @@
 //! Calls: which definition is meant, its brackets, its arguments, its result; instances of layers.
 
 use super::Elab;
-use super::frame::{Body, Frame};
+use super::frame::{Body, Frame, Local};
 use super::instance::InstanceId;
 use super::ordinals;
 use super::value::{Bound, Declared, Ev, StaticVal, Val};
@@ -129,6 +129,11 @@ impl<'a> Elab<'a> {
                 }
             };
         }
+        if let Some(Local { val: Val::Instance(_), span: place, .. }) = self.frame().outside(n) {
+            let place = *place;
+            self.not_initial(n, span, Some(place));
+            return Callee::Error;
+        }
         let module = self.frame().module;
         match self.entity(module, n) {
             Some(Entity::Def(at)) => Callee::Def(at, &[]),
@@ -219,6 +224,9 @@ impl<'a> Elab<'a> {
     /// A frame for a definition with its dims bound; settings and arguments come later.
     pub fn def_frame(&mut self, bound: &Bound, instance: Option<InstanceId>, site: Span) -> Option<Frame> {
         let def = self.program.def(bound.def);
+        if !self.spend_call(def.name.span, site) {
+            return None;
+        }
         let body = match def.kind {
             DefKind::Fn => Body::Fn,
             DefKind::Layer => Body::Layer,
@@ -248,11 +256,15 @@ impl<'a> Elab<'a> {
         };
         let scope = Scope { path, definition: def.name.text.clone(), parent: Some(parent) };
         frame.scope = self.b.add_scope(scope);
-        self.uses.entry(bound.def).or_default().push(frame.scope);
+        if !self.in_initial {
+            self.uses.entry(bound.def).or_default().push(frame.scope);
+        }
         let mut good = true;
         for (param, value) in &bound.statics {
             let StaticVal::Dim(set) = value else { continue };
-            self.scope_dims.entry(frame.scope).or_default().insert(param.clone(), set.clone());
+            if !self.in_initial {
+                self.scope_dims.entry(frame.scope).or_default().insert(param.clone(), set.clone());
+            }
             let Some(s) = def.statics.iter().find(|s| s.name.text == *param) else { continue };
             Self::bind_dim(&mut frame, &s.name, set.clone());
             if let Some(other) = self.program.module(bound.def.module).names.get(param)

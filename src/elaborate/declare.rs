@@ -29,7 +29,7 @@ impl<'a> Elab<'a> {
     /// Finds or makes a parameter of the current instance; returns the type that it is read in.
     pub fn declare_param(&mut self, name: &'a Name, ty: &'a ast::Type, init: &'a Expr) -> Option<(ParamId, DType)> {
         let owner = self.owner(name.span, "parameters")?;
-        if matches!(self.frame().body, Body::Sample | Body::Optimizer) {
+        if matches!(self.frame().body, Body::Sample | Body::Optimizer | Body::Init) {
             self.not_here(name.span, "parameters belong to layers and models");
             return None;
         }
@@ -76,7 +76,7 @@ impl<'a> Elab<'a> {
     pub fn declare_state(&mut self, name: &'a Name, ty: &'a ast::Type, init: &'a Expr) -> Option<(StateId, DType)> {
         let owner = self.owner(name.span, "states")?;
         let body = self.frame().body;
-        if body == Body::Sample {
+        if matches!(body, Body::Sample | Body::Init) {
             self.not_here(name.span, "states belong to layers, models and optimizers");
             return None;
         }
@@ -123,6 +123,8 @@ impl<'a> Elab<'a> {
         let rest = frame.rest.replace(d.dims.clone());
         frame.body = Body::Init;
         frame.float = single;
+        frame.outer = frame.scopes.len();
+        let scope = std::mem::replace(&mut frame.scope, crate::ir::ROOT);
         let mut names = IndexMap::new();
         for (n, c) in ["fan_in", "fan_out"].iter().zip(fans.map(|(a, b)| [a, b]).into_iter().flatten()) {
             let local = Local { val: Val::Const(c), span: init.span, used: true, scan_depth: 0 };
@@ -130,8 +132,10 @@ impl<'a> Elab<'a> {
         }
         frame.scopes.push(names);
 
+        self.in_initial = true;
         let dims = [d.dims.clone()];
         let val = self.value_as(init, Some(&dims));
+        self.in_initial = false;
         let typed = Declared { dtype: Some(dtype), ..d.clone() };
         let val = self.widen(val, &typed, init.span);
         let val = match val {
@@ -144,6 +148,8 @@ impl<'a> Elab<'a> {
 
         let frame = self.frame();
         frame.scopes.pop();
+        frame.outer = 0;
+        frame.scope = scope;
         (frame.body, frame.float, frame.stream) = saved;
         frame.turns = turns;
         frame.rest = rest;
@@ -157,7 +163,7 @@ impl<'a> Elab<'a> {
     }
 
     pub(super) fn update(&mut self, name: &'a Name, value: &'a Expr) {
-        let Some(owner) = self.frame().instance else {
+        let Some(owner) = self.frame().instance.filter(|_| !self.in_initial) else {
             self.not_here(name.span, "`update` belongs to the layer that has the state");
             return;
         };

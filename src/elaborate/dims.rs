@@ -11,6 +11,9 @@ use crate::source::Span;
 use crate::syntax::ast::{self, DimDef, DimValue, Name, TypeDim, TypeName};
 use crate::types::DType;
 
+/// Dims and constants whose values need one another.
+const MAX_CHAIN: usize = 128;
+
 impl<'a> Elab<'a> {
     /// The dims that a name in a dim position stands for. Reports an unknown name.
     pub fn dim(&mut self, name: &Name) -> Option<DimSet> {
@@ -24,6 +27,11 @@ impl<'a> Elab<'a> {
                     .at(name.span, "a dim is needed here")
                     .help("brackets hold dims and settings; parentheses hold values"),
             );
+            return None;
+        }
+        if self.sink.is_flooded() {
+            let d = Diagnostic::error("E0201", format!("unknown dim `{}`", name.text)).at(name.span, "not declared");
+            self.error(d);
             return None;
         }
         let mut names: Vec<String> = self.frame().dims.keys().cloned().collect();
@@ -81,7 +89,20 @@ impl<'a> Elab<'a> {
             );
             return true;
         }
-        false
+        self.too_deep(name.span)
+    }
+
+    /// Whether dims and constants hang on each other in too long a chain; reports it.
+    pub(super) fn too_deep(&mut self, span: Span) -> bool {
+        let deep = self.evaluating.len() >= MAX_CHAIN;
+        if deep {
+            self.error(
+                Diagnostic::error("E0102", format!("dims and constants hang on each other more than {MAX_CHAIN} deep"))
+                    .at(span, "the limit was passed here")
+                    .help("give one of them a value of its own"),
+            );
+        }
+        deep
     }
 
     pub fn global_dim(&mut self, at: ItemRef) -> Option<DimSet> {
@@ -133,6 +154,14 @@ impl<'a> Elab<'a> {
             Some(n) if n > 0 => {
                 self.error(
                     Diagnostic::error("E0305", format!("a dim's size is at most {}, not {n}", i32::MAX))
+                        .at(span, "too large")
+                        .help("make two dims of it; a group `dim both = (a, b)` stands for their product"),
+                );
+                None
+            }
+            None if c.as_f64().is_some_and(|x| x > f64::from(i32::MAX)) => {
+                self.error(
+                    Diagnostic::error("E0305", format!("a dim's size is a whole number of at most {}", i32::MAX))
                         .at(span, "too large")
                         .help("make two dims of it; a group `dim both = (a, b)` stands for their product"),
                 );
@@ -202,7 +231,7 @@ impl<'a> Elab<'a> {
         if let Some(id) = self.frame().instance {
             self.instance(id).dims.insert(def.name.text.clone(), (set.clone(), def.name.span));
         }
-        if self.frame().body != Body::File {
+        if self.frame().body != Body::File && !self.in_initial {
             let scope = self.frame().scope;
             self.scope_dims.entry(scope).or_default().insert(def.name.text.clone(), set.clone());
         }

@@ -120,6 +120,9 @@ impl Elab<'_> {
             Problem::DivisionByZero => Diagnostic::error("E0312", "division by zero in a constant")
                 .at(span, "the divisor is 0")
                 .help("constants are computed when compiling"),
+            Problem::Overflow => Diagnostic::error("E0312", "a constant is too large")
+                .at(span, "beyond the largest number of 64 bits, about 1.8e308")
+                .help("write `inf` for infinity"),
             Problem::NoFunction => Diagnostic::error("E0312", "this is no function of constants").at(span, "here"),
             Problem::Arity(n) => {
                 Diagnostic::error("E0314", format!("this function takes {n} argument{}", if n == 1 { "" } else { "s" }))

@@ -12,16 +12,22 @@ use crate::syntax::ast::{self, Else, Expr, ExprKind, ItemKind, Name, Stmt, StmtK
 use crate::syntax::visit::{self, Node};
 
 /// Names that exist everywhere.
-const PREDEFINED: &[&str] = &["inf", "nan", "pi", "step", "training", "streaming"];
+pub(super) const PREDEFINED: &[&str] = &["inf", "nan", "pi", "step", "training", "streaming"];
 
 impl<'a> Elab<'a> {
     /// Evaluates an expression; an elementwise tree stays open.
     pub fn eval(&mut self, e: &'a Expr) -> Ev {
-        if self.too_large {
+        if self.too_large || !self.spend(1, e.span) {
             return Ev::error(e.span);
         }
         match &*e.kind {
-            ExprKind::Int(t) | ExprKind::Float(t) => Ev::new(Val::Const(constant::literal(t)), e.span),
+            ExprKind::Int(t) | ExprKind::Float(t) => match constant::literal(t) {
+                Const::Float(x) if x.is_infinite() => {
+                    self.constant_problem(constant::Problem::Overflow, e.span);
+                    Ev::error(e.span)
+                }
+                c => Ev::new(Val::Const(c), e.span),
+            },
             ExprKind::Str(s) => Ev::new(Val::Const(Const::Str(s.clone())), e.span),
             ExprKind::Bool(b) => Ev::new(Val::Const(Const::Bool(*b)), e.span),
             ExprKind::Name(n) => self.name(n, e.span),
@@ -107,6 +113,11 @@ impl<'a> Elab<'a> {
         if let Some(v) = self.frame().lookup(n) {
             return Ev::new(v, span);
         }
+        if let Some(local) = self.frame().outside(n) {
+            let place = local.span;
+            self.not_initial(n, span, Some(place));
+            return Ev::error(span);
+        }
         if let Some(set) = self.dim_opt(n) {
             let c = set.map_or(Const::Unknown, |s| self.size_const(&s.ids));
             return Ev::new(Val::Const(c), span);
@@ -142,6 +153,10 @@ impl<'a> Elab<'a> {
             "pi" => Const::Float(std::f64::consts::PI),
             "training" => Const::Bool(self.mode.training),
             "streaming" => Const::Bool(self.mode.streaming),
+            "step" if self.in_initial => {
+                self.not_initial(n, span, None);
+                return Some(Ev::error(span));
+            }
             "step" => {
                 let v = self.read(super::ReadKey::Step, crate::types::DType::I32);
                 return Some(Ev::new(Val::Tensor(v), span));
@@ -151,7 +166,24 @@ impl<'a> Elab<'a> {
         Some(Ev::new(Val::Const(c), span))
     }
 
+    /// A name that has a value only when running, in an initial value.
+    pub(super) fn not_initial(&mut self, n: &str, span: Span, place: Option<Span>) {
+        let d = Diagnostic::error("E0312", format!("`{n}` has no value yet where initial values are computed"))
+            .at(span, "known only when running");
+        let d = match place {
+            Some(place) => d.and(place, "defined here"),
+            None => d,
+        };
+        self.error(
+            d.with_note("parameters and states get their initial values once, before the first step")
+                .help("use constants, draws, `iota`, and functions of these"),
+        );
+    }
+
     pub fn unknown_name(&mut self, n: &str, span: Span) {
+        if self.sink.is_flooded() {
+            return self.error(Diagnostic::error("E0201", format!("unknown name `{n}`")).at(span, "not defined here"));
+        }
         if let Some(later) = self.defined_later(n, span) {
             self.error(
                 Diagnostic::error("E0205", format!("`{n}` is used before it is defined"))
@@ -213,12 +245,17 @@ impl<'a> Elab<'a> {
         if self.evaluating.contains(&at) {
             self.error(
                 Diagnostic::error("E0204", format!("the value of `{}` depends on itself", def.name.text))
-                    .at(def.name.span, "defined by way of itself"),
+                    .at(def.name.span, "defined by way of itself")
+                    .help("give one of them a value of its own"),
             );
+            return Val::Error;
+        }
+        if self.too_deep(def.name.span) {
             return Val::Error;
         }
         self.evaluating.push(at);
         let replaced = self.override_of(at);
+        let given = replaced.is_some();
         let frame = self.open_frame(at.module, Body::File, "");
         let val = self.within(frame, |e| {
             let val = match replaced {
@@ -235,7 +272,8 @@ impl<'a> Elab<'a> {
                     );
                     Val::Error
                 }
-                (_, v @ (Val::Const(_) | Val::Error)) => v,
+                (_, Val::Const(c)) => e.const_kind(at, c, given.then_some(def.name.span)),
+                (_, Val::Error) => Val::Error,
                 (_, other) => {
                     e.error(
                         Diagnostic::error("E0312", "a constant is needed here")

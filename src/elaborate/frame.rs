@@ -45,6 +45,8 @@ pub struct Frame {
     pub def: Option<ItemRef>,
     pub dims: IndexMap<String, (DimSet, Span)>,
     pub scopes: Vec<IndexMap<String, Local>>,
+    /// While an initial value is walked: how many of the scopes lie outside it. What they hold at run time is out of sight.
+    pub outer: usize,
     /// The dims that `..` stands for.
     pub rest: Option<Vec<DimId>>,
     /// What an unannotated float type of this signature means at this call.
@@ -65,17 +67,25 @@ pub struct Frame {
 
 impl Frame {
     pub fn lookup(&mut self, name: &str) -> Option<Val> {
-        for scope in self.scopes.iter_mut().rev() {
-            if let Some(local) = scope.get_mut(name) {
-                local.used = true;
-                return Some(local.val.clone());
-            }
-        }
-        None
+        let (at, local) = self.nearest(name)?;
+        local.used = true;
+        let val = local.val.clone();
+        (at >= self.outer || !run_time(&val)).then_some(val)
     }
 
     pub fn find(&mut self, name: &str) -> Option<&mut Local> {
-        self.scopes.iter_mut().rev().find_map(|s| s.get_mut(name))
+        let outer = self.outer;
+        self.nearest(name).filter(|(at, local)| *at >= outer || !run_time(&local.val)).map(|(_, local)| local)
+    }
+
+    /// A local that lies outside the initial value that is walked.
+    pub fn outside(&mut self, name: &str) -> Option<&mut Local> {
+        let outer = self.outer;
+        self.nearest(name).filter(|(at, _)| *at < outer).map(|(_, local)| local)
+    }
+
+    fn nearest(&mut self, name: &str) -> Option<(usize, &mut Local)> {
+        self.scopes.iter_mut().enumerate().rev().find_map(|(i, s)| s.get_mut(name).map(|l| (i, l)))
     }
 
     pub fn names(&self) -> Vec<String> {
@@ -90,5 +100,14 @@ impl Frame {
             out.push_str(t);
         }
         out
+    }
+}
+
+/// Whether a value belongs to the graph of the program, or has parts that do.
+pub fn run_time(val: &Val) -> bool {
+    match val {
+        Val::Tensor(_) | Val::Instance(_) => true,
+        Val::Tuple(vals) => vals.iter().any(run_time),
+        Val::Const(_) | Val::Array(_) | Val::Error | Val::Nothing => false,
     }
 }

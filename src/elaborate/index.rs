@@ -58,6 +58,15 @@ impl<'a> Elab<'a> {
         let mut reshapes: Vec<(Vec<DimId>, Vec<DimId>, Span)> = Vec::new();
         let mut gathers: Vec<(Vec<DimId>, ValueId)> = Vec::new();
         let mut windows: Vec<(WindowAxis, Option<ValueId>)> = Vec::new();
+        let mut indexed: Vec<DimId> = Vec::new();
+        if items.is_empty() {
+            self.error(
+                Diagnostic::error("E0314", "empty brackets on a value")
+                    .at(span, "they do nothing")
+                    .help("write `x[a -> b]`, `x[a = i]` or `x[a = lo.. -> b]`"),
+            );
+            return None;
+        }
         for item in items {
             match &item.kind {
                 IndexKind::Group { from, to: Some(to) } => {
@@ -79,6 +88,15 @@ impl<'a> Elab<'a> {
                 IndexKind::Equals { name, value, slice, to } => {
                     let set = self.dim(name)?;
                     self.has_dims(v, &set.ids, item.span)?;
+                    if set.ids.iter().any(|d| indexed.contains(d)) {
+                        self.error(
+                            Diagnostic::error("E0303", format!("dim `{}` is indexed twice", name.text))
+                                .at(item.span, "a second index of this dim")
+                                .help("all items of one bracket act at once; index the result in brackets of its own"),
+                        );
+                        return None;
+                    }
+                    indexed.extend(&set.ids);
                     let index = self.value(value);
                     if index.is_error() {
                         return None;

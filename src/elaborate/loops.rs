@@ -13,9 +13,6 @@ use crate::syntax::ast::{Block, Expr, ExprKind, LoopKind, LoopRange, Name};
 use crate::types::DType;
 use indexmap::IndexMap;
 
-/// At most so many turns of a `for`.
-const MAX_TURNS: i64 = 100_000;
-
 impl<'a> Elab<'a> {
     /// A loop; `want`: its collected value is used.
     pub fn run_loop(&mut self, e: &'a Expr, want: bool) -> Val {
@@ -81,16 +78,14 @@ impl<'a> Elab<'a> {
         want: bool,
         span: Span,
     ) -> Val {
-        if hi - lo > MAX_TURNS {
-            self.error(
-                Diagnostic::error("E0410", format!("a `for` of {} turns", hi - lo))
-                    .at(span, format!("the limit is {MAX_TURNS}"))
-                    .help("use `scan`, a loop at run time"),
-            );
+        if !self.few_turns(lo, hi, span) {
             return Val::Error;
         }
         let mut collected = Vec::new();
         for k in 0..(hi - lo).max(0) {
+            if !self.spend_turn(span) {
+                return Val::Error;
+            }
             let turn = if reverse { hi - 1 - k } else { lo + k };
             let errors = self.sink.error_count();
             self.frame().scopes.push(IndexMap::new());
@@ -175,13 +170,20 @@ impl<'a> Elab<'a> {
         // Carried: outer variables that the body rebinds.
         let mut names: Vec<String> = Vec::new();
         for n in ordinals::rebound(body) {
-            if self.frame().find(&n).is_some_and(|l| matches!(l.val, Val::Tensor(_) | Val::Const(_))) {
+            // What an initial value may not rebind is reported where it is rebound.
+            let inside = self.frame().outside(&n).is_none();
+            if inside && self.frame().find(&n).is_some_and(|l| matches!(l.val, Val::Tensor(_) | Val::Const(_))) {
                 names.push(n);
             }
         }
         let mut types: Vec<Option<DType>> = vec![None; names.len()];
         // A carry takes the wider type of its first value and of what a turn gives: at most two widenings.
         for _ in 0..4 {
+            // The copies below cost time too.
+            let size = self.b.graph.ops.len() + self.init.graph.ops.len();
+            if !self.spend(size as u64 / 4, span) {
+                return Val::Error;
+            }
             let saved = (self.b.clone(), self.init.clone(), self.instances.clone(), self.reads.clone());
             let frame = self.frame().clone();
             match self.try_scan(var, dim, reverse, body, want, span, &names, &types) {

@@ -50,6 +50,14 @@ impl<'a> Elab<'a> {
             }
         };
         let Some(v) = v else { return };
+        if self.b.dtype(v) == DType::Bool {
+            self.error(
+                Diagnostic::error("E0705", "a loss is a number")
+                    .at(value.span, "this is bool, which has no derivative")
+                    .help("use a value that changes smoothly; a `metric` may be bool"),
+            );
+            return;
+        }
         if !self.b.dims(v).is_empty() {
             let shown = self.show_dims(self.b.dims(v));
             let names: Vec<String> =
@@ -124,10 +132,21 @@ impl<'a> Elab<'a> {
             }
             v => v,
         };
-        if let Val::Tensor(v) = val {
-            self.b.span = Some(span);
-            self.b.output(OutputKind::Value, &name.text, v);
-            self.outputs.insert(name.text.clone(), (v, span));
+        match &val {
+            Val::Tensor(v) => {
+                self.b.span = Some(span);
+                self.b.output(OutputKind::Value, &name.text, *v);
+                self.outputs.insert(name.text.clone(), (*v, span));
+            }
+            Val::Error => {}
+            other => {
+                let what = other.kind();
+                self.error(
+                    Diagnostic::error("E0206", "an output is one value")
+                        .at(value.span, format!("this is {what}"))
+                        .help("take a tuple apart by `let (a, b) = ..`; give an `if` an `else`"),
+                );
+            }
         }
         self.define(name, val, true);
     }

@@ -11,6 +11,7 @@
 
 mod arguments;
 mod average;
+mod budget;
 pub mod builtin;
 pub mod call;
 mod declare;
@@ -19,6 +20,7 @@ pub mod elementwise;
 pub mod expr;
 pub mod feed;
 pub mod frame;
+mod globals;
 pub mod index;
 pub mod instance;
 pub mod loops;
@@ -127,6 +129,10 @@ pub struct Elab<'a> {
     reads: HashMap<(ReadKey, DType), ValueId>,
     ordinals: HashMap<Span, Ordinals>,
     saw_ragged: bool,
+    /// An initial value is being walked: `b` is the graph of initial values.
+    in_initial: bool,
+    budget: budget::Budget,
+    /// A limit was passed and reported; the rest of the walk is empty.
     too_large: bool,
 }
 
@@ -170,6 +176,8 @@ impl<'a> Elab<'a> {
             reads: HashMap::new(),
             ordinals: HashMap::new(),
             saw_ragged: false,
+            in_initial: false,
+            budget: budget::Budget::default(),
             too_large: false,
         }
     }
@@ -207,6 +215,7 @@ impl<'a> Elab<'a> {
             def: None,
             dims: IndexMap::new(),
             scopes: vec![IndexMap::new()],
+            outer: 0,
             rest: None,
             float: self.precision,
             instance: None,

@@ -3,6 +3,7 @@
 use crate::check::constant::Const;
 use crate::diag::{Diagnostic, Sink, did_you_mean};
 use crate::resolve::{Entity, ItemRef, MAIN, Program};
+use crate::source::Span;
 use crate::syntax::ast::{Expr, ItemKind, Preset};
 use std::collections::HashMap;
 
@@ -36,6 +37,26 @@ impl Settings {
         match &program.module(MAIN).ast.items[*item].kind {
             ItemKind::Preset(p) => Some(&p.settings[*k].1),
             _ => None,
+        }
+    }
+
+    /// Whether the names that presets set can be set, each once.
+    pub fn check_presets(program: &Program, sink: &mut Sink) {
+        for preset in program.main_items(|i| if let ItemKind::Preset(p) = i { Some(p) } else { None }) {
+            let mut seen: HashMap<&str, Span> = HashMap::new();
+            for (name, _) in &preset.settings {
+                if let Err(e) = settable(program, &name.text) {
+                    sink.push(e.at(name.span, "this name"));
+                }
+                if let Some(first) = seen.insert(&name.text, name.span) {
+                    sink.push(
+                        Diagnostic::error("E0202", format!("preset `{}` sets `{}` twice", preset.name.text, name.text))
+                            .at(name.span, "a second time")
+                            .and(first, "first here")
+                            .help("keep one"),
+                    );
+                }
+            }
         }
     }
 
@@ -79,13 +100,23 @@ impl Settings {
             return;
         };
         if let Some(rest) = name.strip_prefix("train.") {
-            if ["steps", "seed", "clip"].contains(&rest) {
-                self.train.push((rest.to_string(), value));
-            } else {
+            let needed = match rest {
+                "steps" => value.as_int().is_none_or(|n| n <= 0).then_some("a positive whole number"),
+                "seed" => value.as_int().is_none_or(|n| n < 0).then_some("a whole number, 0 or more"),
+                _ => value.as_f64().is_none_or(|x| x <= 0.0).then_some("a positive number"),
+            };
+            if !["steps", "seed", "clip"].contains(&rest) {
                 sink.push(
                     Diagnostic::error("E0201", format!("`--set {name}`: a train item has no such setting"))
                         .help("train.steps, train.seed and train.clip can be set"),
                 );
+            } else if let Some(needed) = needed {
+                sink.push(
+                    Diagnostic::error("E0902", format!("`--set {name}={text}` is not {needed}"))
+                        .help(format!("write {needed}")),
+                );
+            } else {
+                self.train.push((rest.to_string(), value));
             }
             return;
         }

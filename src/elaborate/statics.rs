@@ -43,6 +43,10 @@ impl<'a> Elab<'a> {
                 }
                 IndexKind::Equals { name: set, value, slice: false, to: None } => {
                     let param = def.statics.iter().find(|s| s.name.text == set.text);
+                    if bound.iter().any(|(n, v)| *n == set.text && matches!(v, StaticVal::Const(_))) {
+                        self.twice_set(set);
+                        good = false;
+                    }
                     match param {
                         Some(p) if p.kind != StaticKind::Dim => match self.constant(value) {
                             Some(c) => match self.setting(p, c, value.span) {
@@ -102,6 +106,15 @@ impl<'a> Elab<'a> {
             }
         }
         good.then_some(Bound { def: at, statics: bound, span })
+    }
+
+    /// A setting that brackets give a second time.
+    pub(super) fn twice_set(&mut self, name: &ast::Name) {
+        self.error(
+            Diagnostic::error("E0314", format!("setting `{}` is given twice", name.text))
+                .at(name.span, "a second time")
+                .help("keep one"),
+        );
     }
 
     /// A setting's value in its declared kind.
@@ -200,6 +213,14 @@ impl<'a> Elab<'a> {
             self.error(d);
             return None;
         };
+        if self.frame().body == Body::Init {
+            self.error(
+                Diagnostic::error("E0401", "an initial value makes no layers")
+                    .at(span, "a layer is used here")
+                    .help("use constants, draws, `iota`, and functions of these"),
+            );
+            return None;
+        }
         if self.frame().body == Body::Sample {
             self.error(
                 Diagnostic::error("E0401", "a sample item uses the model's instances and makes none")
@@ -221,6 +242,10 @@ impl<'a> Elab<'a> {
                 return None;
             }
             return Some(id);
+        }
+        let def = self.program.def(bound.def).name.span;
+        if !self.spend_call(def, span) {
+            return None;
         }
         let path = self.instance(parent).join(&key);
         self.instances.push(Instance::new(path, bound.def, bound.statics.clone(), span));

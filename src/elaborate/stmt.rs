@@ -29,6 +29,9 @@ impl<'a> Elab<'a> {
 
     fn end_scope(&mut self) {
         let Some(scope) = self.frame().scopes.pop() else { return };
+        if self.too_large {
+            return;
+        }
         let library = self.program.module(self.frame().module).path.is_none();
         for (name, local) in scope {
             if !local.used && !name.starts_with('_') && !library && !local.val.is_error() {
@@ -150,6 +153,10 @@ impl<'a> Elab<'a> {
             );
         }
         let module = self.frame().module;
+        // `step` stays free for what counts steps, such as an argument of a schedule.
+        if name.text != "step" && super::expr::PREDEFINED.contains(&name.text.as_str()) {
+            self.predefined_twice(&name.text, name.span);
+        }
         if let Some(b) = self.program.module(module).names.get(&name.text)
             && let crate::resolve::Entity::Def(_) = b.entity
             && self.program.module(module).path.is_some()
@@ -183,7 +190,7 @@ impl<'a> Elab<'a> {
 
     /// For plans, which name values as `Layer.name`.
     fn remember(&mut self, v: ValueId, name: &str) {
-        if self.frame().body != Body::Init {
+        if !self.in_initial {
             let scope = self.frame().scope;
             self.named.push((scope, name.to_string(), v));
         }
@@ -313,10 +320,20 @@ impl<'a> Elab<'a> {
 
     fn rebind(&mut self, name: &'a Name, value: &'a Expr) {
         let val = self.value(value);
+        if let Some(local) = self.frame().outside(&name.text) {
+            let place = local.span;
+            self.error(
+                Diagnostic::error("E0409", format!("an initial value rebinds `{}` of the body around it", name.text))
+                    .at(name.span, "not allowed here")
+                    .and(place, "defined here")
+                    .help("use a name of its own"),
+            );
+            return;
+        }
         let Some(local) = self.frame().find(&name.text) else {
             let d =
                 Diagnostic::error("E0201", format!("`{}` is not defined", name.text)).at(name.span, "rebinds nothing");
-            let names = self.frame().names();
+            let names = if self.sink.is_flooded() { Vec::new() } else { self.frame().names() };
             let d = match did_you_mean(&name.text, names.iter().map(String::as_str)) {
                 Some(n) => d.help(format!("did you mean `{n}`?")),
                 None => d.help(format!("define it first: `let {} = ..`", name.text)),

@@ -167,13 +167,15 @@ impl<'a> Elab<'a> {
                     }
                     TrainKind::Steps(x) => facts.steps = e.positive(x),
                     TrainKind::Seed(x) => {
-                        facts.seed = e.constant(x).and_then(|c| c.as_int()).map_or_else(
-                            || {
-                                e.bad_number(x.span);
-                                0
-                            },
-                            |n| n as u64,
-                        );
+                        let seed = e.constant(x).map(|c| c.as_int().and_then(|n| u64::try_from(n).ok()));
+                        if seed == Some(None) {
+                            e.error(
+                                Diagnostic::error("E0710", "a seed is a whole number, 0 or more")
+                                    .at(x.span, "not one")
+                                    .help("write for example `seed 1`"),
+                            );
+                        }
+                        facts.seed = seed.flatten().unwrap_or(0);
                     }
                     TrainKind::Save(x) => facts.save_every = e.positive(x),
                     TrainKind::Log(x) => facts.log_every = e.positive(x),
@@ -182,14 +184,11 @@ impl<'a> Elab<'a> {
             }
         });
         for (name, c) in &self.settings.train.clone() {
+            // `clip` is read where gradients are clipped; what does not fit was reported when the settings were read.
             match (name.as_str(), c.as_int()) {
-                ("steps", Some(n)) if n > 0 => facts.steps = Some(n as u64),
+                ("steps", Some(n)) => facts.steps = Some(n as u64),
                 ("seed", Some(n)) => facts.seed = n as u64,
-                ("clip", _) => {}
-                _ => self.error(
-                    Diagnostic::error("E0902", format!("`--set train.{name}={c}` is not a positive whole number"))
-                        .help("write a positive whole number"),
-                ),
+                _ => {}
             }
         }
         facts
@@ -408,6 +407,20 @@ impl<'a> Elab<'a> {
         self.b.map(MapOp::Sqrt, &[total])
     }
 
+    /// A constant limit is a positive number.
+    fn clip_limit(&mut self, val: &Val, span: Span) -> Option<()> {
+        let Val::Const(c) = val else { return Some(()) };
+        if c.as_f64().is_some_and(|x| x > 0.0 && x.is_finite()) {
+            return Some(());
+        }
+        self.error(
+            Diagnostic::error("E0710", "the norm that `clip` allows is a positive, finite number")
+                .at(span, format!("this is {c}"))
+                .help("write for example `clip 1.0`, or leave `clip` out"),
+        );
+        None
+    }
+
     /// `clip` and `gradient` statements, in order.
     fn shaped_gradient(&mut self, item: &'a ast::Train, p: ParamId, g: ValueId, norm: ValueId) -> Option<ValueId> {
         let single = self.single();
@@ -420,6 +433,7 @@ impl<'a> Elab<'a> {
                         Some(v) => v.clone(),
                         None => self.value(limit),
                     };
+                    self.clip_limit(&val, limit.span)?;
                     let limit = self.as_tensor(&val, single)?;
                     self.b.span = Some(line.span);
                     let room = self.b.map_scalar(MapOp::Add, norm, 1e-6);

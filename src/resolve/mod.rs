@@ -304,7 +304,8 @@ impl Loader<'_> {
 
     fn unknown_import(&mut self, target: ModuleId, name: &Name) {
         let module = self.program.module(target);
-        let near = did_you_mean(&name.text, module.names.keys().map(String::as_str)).map(str::to_string);
+        let names = module.names.keys().map(String::as_str).filter(|_| !self.sink.is_flooded());
+        let near = did_you_mean(&name.text, names).map(str::to_string);
         let broken = module.ast.items.is_empty();
         let d = Diagnostic::error("E0201", format!("`{}` has no item `{}`", module.name, name.text))
             .at(name.span, "unknown name");

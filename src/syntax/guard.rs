@@ -16,6 +16,14 @@ pub fn excess(text: &str, file: FileId) -> Option<Diagnostic> {
                 .help("split it and join the parts with `use`"),
         );
     }
+    let alone = |(at, _): &(usize, &str)| text.as_bytes().get(at + 1) != Some(&b'\n');
+    if let Some((place, _)) = text.match_indices('\r').find(alone) {
+        return Some(
+            Diagnostic::error("E0101", "a carriage return that ends no line")
+                .at(Span::new(file, place, place + 1), "without a line feed")
+                .help("save the file with LF, or CR LF, at the end of each line"),
+        );
+    }
     let mut open: Vec<usize> = Vec::new();
     for (place, byte) in code_bytes(text) {
         match byte {
@@ -66,4 +74,16 @@ pub fn code_bytes(text: &str) -> impl Iterator<Item = (usize, u8)> + '_ {
             }
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn carriage_returns_end_lines_only_before_line_feeds() {
+        let found = excess("dim a = 2\rdim b = 3\r", FileId(0)).expect("too much");
+        assert_eq!((found.code, found.primary.map(|p| p.span)), ("E0101", Some(Span::new(FileId(0), 9, 10))));
+        assert_eq!(excess("dim a = 2\r\ndim b = 3\r\n", FileId(0)), None);
+    }
 }

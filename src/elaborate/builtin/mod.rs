@@ -229,6 +229,17 @@ impl<'a> Elab<'a> {
             self.arity(site, 3);
             return Ev::error(site.span);
         };
+        if let (Val::Const(a), Val::Const(b)) = (&lo.val, &hi.val)
+            && let (Some(a), Some(b)) = (a.as_f64(), b.as_f64())
+            && a > b
+        {
+            self.error(
+                Diagnostic::error("E0314", format!("the bounds of `clamp` are in the wrong order: {a} > {b}"))
+                    .at(lo.span.to(hi.span), "the lower bound is above the upper one")
+                    .help("write `clamp(x, lo, hi)`"),
+            );
+            return Ev::error(site.span);
+        }
         let below = self.elementwise(MapOp::Lt, site.head, site.span, vec![x.clone(), lo.clone()]);
         let above = self.elementwise(MapOp::Gt, site.head, site.span, vec![x.clone(), hi.clone()]);
         if below.val.is_error() || above.val.is_error() {
@@ -391,6 +402,10 @@ impl<'a> Elab<'a> {
                     (None, []) => d.help("it has no settings"),
                     (None, k) => d.help(format!("its settings: `{}`", k.join("`, `"))),
                 });
+                return None;
+            }
+            if out.iter().any(|(n, _, _)| *n == name.text) {
+                self.twice_set(name);
                 return None;
             }
             let c = self.constant(value)?;

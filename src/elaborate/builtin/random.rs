@@ -42,11 +42,44 @@ impl<'a> Elab<'a> {
         if vals.iter().flatten().any(Val::is_error) {
             return None;
         }
+        self.in_range(site, &vals)?;
         let stream = self.stream_of(call);
         let v = self.sample_value(site, &vals, &dims, stream)?;
         let single = self.single();
         let out = if self.b.dtype(v).is_float() { self.b.cast(v, single) } else { v };
         Some(Val::Tensor(out))
+    }
+
+    /// Constant settings of a distribution that there is.
+    fn in_range(&mut self, site: Site<'a>, vals: &[Option<Val>]) -> Option<()> {
+        let number = |i: usize| match vals.get(i) {
+            Some(Some(Val::Const(c))) => c.as_f64(),
+            _ => None,
+        };
+        let fault = match (site.name, number(0)) {
+            ("uniform", lo)
+                if lo.or(vals[0].is_none().then_some(0.0)) > number(1).or(vals[1].is_none().then_some(1.0)) =>
+            {
+                let both = vals.iter().all(|v| matches!(v, None | Some(Val::Const(_))));
+                both.then_some("`lo` is above `hi`")
+            }
+            ("normal" | "trunc_normal", Some(std)) if !(std >= 0.0 && std.is_finite()) => {
+                Some("`std` is a finite number, 0 or more")
+            }
+            ("bernoulli", Some(p)) if !(0.0..=1.0).contains(&p) => Some("`p` is a probability, from 0 to 1"),
+            _ => None,
+        };
+        self.no_fault(site, fault)
+    }
+
+    fn no_fault(&mut self, site: Site<'a>, fault: Option<&str>) -> Option<()> {
+        let Some(fault) = fault else { return Some(()) };
+        self.error(
+            Diagnostic::error("E0314", format!("there is no such distribution: {fault}"))
+                .at(site.span, "drawn here")
+                .help("give other constants"),
+        );
+        None
     }
 
     fn stream_of(&mut self, call: &'a Expr) -> u64 {
@@ -127,8 +160,17 @@ impl<'a> Elab<'a> {
     /// `draw[d, top_k = 0, top_p = 1.0](logits)`
     fn draw(&mut self, site: Site<'a>, args: Args, call: &'a Expr) -> Option<Val> {
         let settings = self.bracket_settings(site, &["top_k", "top_p"])?;
-        let top_k = self.whole(&settings, "top_k", 0)?.max(0) as u32;
+        let top_k = self.whole(&settings, "top_k", 0)?;
         let top_p = self.number(&settings, "top_p", 1.0)?;
+        let fault = if top_k < 0 {
+            Some("`top_k` is 0 (all) or more")
+        } else if !(top_p > 0.0 && top_p <= 1.0) {
+            Some("`top_p` is above 0 and at most 1")
+        } else {
+            None
+        };
+        self.no_fault(site, fault)?;
+        let top_k = u32::try_from(top_k).unwrap_or(u32::MAX);
         let dims = self.dim_list(site)?;
         let [dim] = dims[..] else {
             self.error(Diagnostic::error("E0314", "`draw` draws along one dim").at(site.head, "not one dim"));

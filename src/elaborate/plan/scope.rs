@@ -37,7 +37,7 @@ impl<'a> Elab<'a> {
                 found.push((set, e.axes.clone()));
             }
         }
-        if self.frame().body != Body::Init {
+        if !self.in_initial {
             self.inline_layouts.push(InlineLayout { value: v, entries: found, span });
         }
     }

@@ -282,7 +282,13 @@ impl<'a> Elab<'a> {
             },
             WeightsKind::For { var, over, body } => {
                 let Some((lo, hi)) = self.weights_range(over) else { return };
+                if !self.few_turns(lo, hi, line.span) {
+                    return;
+                }
                 for turn in lo..hi {
+                    if !self.spend_turn(line.span) {
+                        return;
+                    }
                     let errors = self.sink.error_count();
                     self.frame().scopes.push(IndexMap::new());
                     self.define(var, Val::Const(Const::int(turn)), true);
@@ -310,7 +316,7 @@ impl<'a> Elab<'a> {
             LoopRange::Range(lo, hi) => {
                 let (a, b) = (self.constant(lo)?, self.constant(hi)?);
                 match (a.as_int(), b.as_int()) {
-                    (Some(a), Some(b)) => Some((a, b.min(a.saturating_add(MAX_ENTRIES as i64)))),
+                    (Some(a), Some(b)) => Some((a, b)),
                     _ => {
                         self.error(
                             Diagnostic::error("E0312", "a range goes over whole numbers")
