@@ -196,15 +196,15 @@ impl<'r> Run<'r> {
         }
         // From here on there is something that a signal must not tear.
         stop.at_once(false);
-        if let Some(aside) = saver.set_aside(from.map(|c| c.index.step))? {
-            tell(Event::Note(format!("older checkpoints are now in {}", aside.display())));
-        }
-        let data = loader.map(|l| Prefetcher::start(l, step..recipe.steps, AHEAD)).transpose()?;
         let unvalidated = from
             .filter(|_| validation_due(recipe, step))
             .and_then(|c| metrics::restored(step, c.index.extra.get(UNVALIDATED)?));
         let recorded = from.map(|_| if unvalidated.is_some() { step - 1 } else { step });
         let metrics = Metrics::open(&request.out, request.metrics.as_deref(), recorded, tell)?;
+        if let Some(aside) = saver.set_aside(from.map(|c| c.index.step))? {
+            tell(Event::Note(format!("older checkpoints are now in {}", aside.display())));
+        }
+        let data = loader.map(|l| Prefetcher::start(l, step..recipe.steps, AHEAD)).transpose()?;
         Ok(Run {
             recipe,
             watched: request.watched,

@@ -116,6 +116,7 @@ fn directories_of_single_files_are_not_made() {
     succeeds(at, &["train", "tiny.pta", "--steps", "1"]);
     fails(at, &["eval", "tiny.pta", "--output", "each=new/each.npy"], 1, "E0813");
     fails(at, &["train", "tiny.pta", "--metrics", "new/m.jsonl"], 1, "E0813");
+    assert!(at.join("runs/Tiny/step-00000001").exists(), "the run before stays where it is");
     assert!(!at.join("new").exists());
 }
 
