@@ -17,7 +17,7 @@ pub fn run(args: &BuildArgs, threads: usize, out: &mut Output) -> Code {
 
 fn build(args: &BuildArgs, threads: usize, out: &mut Output) -> Outcome<Code> {
     let options: Options = args.compile.options(threads);
-    let mut g = pipeline::graphs(&options, &Disk)?;
+    let mut g = pipeline::checked_graphs(&options, &Disk)?;
     train::warnings(&g.findings, out);
     let sampling = match sample::has_item(&options, &Disk)? {
         true => Some(sample::graphs(&options, None, &Disk)?),

@@ -68,7 +68,13 @@ fn dispatch(cli: Cli, program: Program, bundle: Bundle, out: &mut Output) -> Out
             eval::evaluate(&recipe, &mut engine, &how, &[], &texts, out)
         }
         Command::Sample(how) => match sample {
-            Some(recipe) => sample::sampled(program, recipe, &how, cli.threads, &texts, out),
+            Some(mut sampling) => {
+                // What the file's other train items made is no concern of this program.
+                if sampling.model == recipe.model {
+                    sampling.trained_by = vec![recipe.name];
+                }
+                sample::sampled(program, sampling, &how, cli.threads, &texts, out)
+            }
             None => {
                 let d = Diagnostic::error("E0711", "this program was built from a file without a sample item");
                 out.findings(&Findings::of(d.help("add `sample Model { .. }` to the file and build it again")));

@@ -94,8 +94,7 @@ pub fn sampled(
     sources: &SourceMap,
     out: &mut Output,
 ) -> Outcome<Code> {
-    let dir = how.checkpoint.clone().unwrap_or_else(|| Path::new("runs").join(&recipe.name));
-    let from = Checkpoint::open(&dir)?;
+    let from = checkpoint(&recipe, how.checkpoint.as_deref())?;
     let draws = Draws { temperature: how.temperature, top_k: how.top_k, top_p: how.top_p };
     let mut sampler = Sampler::open(program, recipe, &from, draws, how.seed, threads)?;
     sampler.set_inputs(&how.input)?;
@@ -123,6 +122,24 @@ pub fn sampled(
     }
     out.line("");
     Ok(OK)
+}
+
+/// The checkpoint that is named; or that of the only run of the model, or of the run that is named like the sample item.
+fn checkpoint(recipe: &SampleRecipe, named: Option<&Path>) -> Outcome<Checkpoint> {
+    if let Some(dir) = named {
+        return Ok(Checkpoint::open(dir)?);
+    }
+    let run = |name: &str| Path::new("runs").join(name);
+    if let [only] = &recipe.trained_by[..] {
+        return Ok(Checkpoint::open(&run(only))?);
+    }
+    Checkpoint::open(&run(&recipe.name)).map_err(|e| {
+        let runs: Vec<String> = recipe.trained_by.iter().map(|n| format!("`{}`", run(n).display())).collect();
+        match runs.is_empty() {
+            true => e.into(),
+            false => e.help(format!("choose a run of its model with `--checkpoint DIR`: {}", runs.join(", "))).into(),
+        }
+    })
 }
 
 /// Says so where a sample is longer than what the model looks back on.

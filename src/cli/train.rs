@@ -25,7 +25,7 @@ pub fn run(args: &TrainArgs, threads: usize, out: &mut Output) -> Code {
 fn train(args: &TrainArgs, threads: usize, out: &mut Output) -> Outcome<Code> {
     let mut options = args.compile.options(threads);
     options.unfused = args.debug_nan;
-    let mut g = pipeline::graphs(&options, &Disk)?;
+    let mut g = pipeline::checked_graphs(&options, &Disk)?;
     warnings(&g.findings, out);
     g.recipe.apply(&args.how.overrides());
     let mut engine: Box<dyn Engine> = match args.engine {

@@ -41,6 +41,17 @@ pub const TRAIN: &str = "train";
 pub const EVAL: &str = "eval";
 pub const INIT: &str = "init";
 
+/// Everything up to graphs, for a run whose results are to be kept: a program that `check` refuses yields none, though the
+/// mistake be in an item that the run itself does not read.
+pub fn checked_graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
+    let mut p = Passes::new(options);
+    sound(p.run("check", || check::check(&options.request, world)))?;
+    let mut g = graphs(options, world)?;
+    p.timings.append(&mut g.timings);
+    g.timings = p.timings;
+    Ok(g)
+}
+
 /// Everything up to graphs.
 pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
     let mut p = Passes::new(options);

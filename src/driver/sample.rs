@@ -30,6 +30,9 @@ pub struct SampleRecipe {
     /// Of the sample item.
     pub name: String,
     pub model: String,
+    /// The train items that train this model; each writes to a run of its name.
+    #[serde(default)]
+    pub trained_by: Vec<String>,
     pub params: Vec<TensorInfo>,
     /// Model states that it reads.
     pub states: Vec<TensorInfo>,
@@ -101,6 +104,7 @@ pub fn graphs(options: &Options, item: Option<&str>, world: &dyn World) -> Outco
     let whole = prune::prune(&e.b.finish());
     let mut recipe = recipe(&facts, chosen, &whole, &base);
     recipe.temperature = temperature;
+    recipe.trained_by = trained_by(&c.program, chosen);
     let mut routines = Vec::new();
     match &facts.feed {
         None => routines.push((WHOLE, whole)),
@@ -186,6 +190,15 @@ fn sample_item<'a>(program: &'a resolve::Program, wanted: Option<&str>) -> Resul
     })
 }
 
+/// The names of the train items of a sample item's model.
+fn trained_by(program: &resolve::Program, sample: &Sample) -> Vec<String> {
+    let names = program.main_items(|i| match i {
+        ItemKind::Train(t) if t.model.text == sample.model.text => Some(t.name.as_ref().unwrap_or(&t.model)),
+        _ => None,
+    });
+    names.into_iter().map(|n| n.text.clone()).collect()
+}
+
 /// Sets the sample dim to 1.
 fn one_sample(program: &resolve::Program, settings: &mut Settings) {
     let Some(main) = program.modules.first() else { return };
@@ -209,6 +222,7 @@ fn recipe(facts: &SampleFacts, item: &Sample, g: &Graph, base: &std::path::Path)
     SampleRecipe {
         name: facts.name.clone(),
         model: item.model.text.clone(),
+        trained_by: Vec::new(),
         params: g.params.iter().map(|p| info(&p.path, p.dtype, &p.dims)).collect(),
         states: (g.states.iter())
             .filter(|s| s.kind == StateKind::Model)

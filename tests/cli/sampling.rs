@@ -68,6 +68,40 @@ fn echo() -> TempDir {
     folder
 }
 
+#[test]
+fn a_sample_item_finds_the_run_of_its_model() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let at = folder.path();
+    let named = ECHO.replace("train Echo {", "train first of Echo {");
+    write(at, "echo.pta", &named);
+    write(at, "source.npy", npy("|u1", "2, 8", &[1; 16]));
+    write(at, "tokens.npy", npy("|u1", "2, 40", &[1; 80]));
+    let help = fails(at, &["sample", "echo.pta", "--length", "3"], 1, "E0805");
+    assert!(help.contains("`runs/first` does not exist"), "{help}");
+    succeeds(at, &["train", "echo.pta"]);
+    let sample = ["sample", "--length", "3", "--input", "source=12345678"];
+    succeeds(at, &[&sample[..], &["echo.pta"]].concat());
+    succeeds(at, &["build", "echo.pta", "-o", "prog"]);
+    let drawn = Command::new(at.join("prog")).args(sample).current_dir(at).output().expect("runs");
+    assert!(drawn.status.success(), "{}", err(&drawn));
+    let second = &named[named.find("train").expect("an item")..named.find("sample").expect("an item")];
+    write(at, "two.pta", named.clone() + &second.replace("first", "second"));
+    let help = fails(at, &["sample", "two.pta", "--length", "3"], 1, "E0805");
+    assert!(help.contains("`runs/first`, `runs/second`"), "{help}");
+}
+
+#[test]
+fn training_does_not_begin_before_a_broken_sample_item_is_found() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let at = folder.path();
+    write(at, "echo.pta", ECHO.replace("feed tokens[", "feed token[").as_str());
+    for arguments in [&["train", "echo.pta", "--dry-run"][..], &["train", "echo.pta"]] {
+        let text = fails(at, arguments, 1, "E0201");
+        assert!(text.contains("`token`") && !text.contains("tensors"), "{text}");
+    }
+    assert!(!at.join("runs").exists());
+}
+
 const SAMPLE: &[&str] = &["sample", "echo.pta", "--prompt", "hello w", "--temperature", "0", "--length", "3"];
 
 #[test]
