@@ -98,7 +98,31 @@ fn commands_on_the_pages_exist() {
     }
 }
 
-/// `BLESS=1` writes it.
+/// A page that is made from something else: `BLESS=1` writes it.
+fn is_up_to_date(name: &str, text: &str) {
+    let path = root().join("docs").join(name);
+    if std::env::var_os("BLESS").is_some() {
+        std::fs::write(&path, text).expect("the page can be written");
+    }
+    let page = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(page == text, "docs/{name} is out of date; to write it: BLESS=1 cargo test --test docs");
+}
+
+#[test]
+fn the_reference_of_the_standard_library_is_complete() {
+    let mut text = String::from(
+        "# The standard library\n\nWritten in the language; `partita std MODULE` prints a module's part of this page and \
+         `--source` its source, which is\nin `stdlib/` too. `use nn.{Linear, softmax}` imports names. In brackets stand dims \
+         by position, then settings by name\n(`Linear[embed, mlp, bias = false]`); `..` is all other dims of the arguments. \
+         This page is written by a test.\n",
+    );
+    for module in driver::library::modules() {
+        text += "\n";
+        text += &driver::library::page(module).expect("a module has a page");
+    }
+    is_up_to_date("stdlib.md", &text);
+}
+
 #[test]
 fn the_index_of_diagnostics_is_complete() {
     let mut index = String::from(
@@ -108,10 +132,5 @@ fn the_index_of_diagnostics_is_complete() {
     for code in CODES {
         index += &format!("| [{0}](errors/{0}.md) | {1} |\n", code.code, code.title);
     }
-    let path = root().join("docs/errors.md");
-    if std::env::var_os("BLESS").is_some() {
-        std::fs::write(&path, &index).expect("the page can be written");
-    }
-    let page = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(page == index, "docs/errors.md is out of date; to write it: BLESS=1 cargo test --test docs");
+    is_up_to_date("errors.md", &index);
 }

@@ -52,6 +52,14 @@ pub enum Command {
         /// A code such as E0301
         code: String,
     },
+    /// Print the reference of a module of the standard library
+    Std {
+        /// A module such as nn; without it, the names of all
+        module: Option<String>,
+        /// Print the module's source
+        #[arg(long)]
+        source: bool,
+    },
     /// Report what this machine offers
     Doctor,
     /// Print a completion script for a shell

@@ -14,6 +14,7 @@ mod explain;
 mod export;
 mod fmt;
 mod ir;
+mod library;
 mod memory;
 mod output;
 mod progress;
@@ -77,6 +78,7 @@ fn dispatch(cli: Cli, out: &mut Output) -> Code {
         Command::Fmt(a) => fmt::run(&a, out),
         Command::Ir(a) => ir::run(&a, threads, out),
         Command::Explain { code } => explain::run(&code, out),
+        Command::Std { module, source } => library::run(module.as_deref(), source, out),
         Command::Doctor => doctor::run(threads, out),
         Command::Completions { shell } => {
             let mut text = Vec::new();

@@ -16,6 +16,7 @@ pub mod export;
 pub mod findings;
 pub mod format;
 pub mod inspect;
+pub mod library;
 pub mod memory;
 mod metrics;
 pub mod options;

@@ -33,6 +33,17 @@ fn check_fails_with_places_and_as_json() {
 }
 
 #[test]
+fn the_standard_library_can_be_read() {
+    let folder = tiny();
+    assert_eq!(succeeds(folder.path(), &["std"]), "losses\nnn\noptim\nschedule\n");
+    let page = succeeds(folder.path(), &["std", "nn"]);
+    assert!(page.contains("layer Linear[i, o, bias = true, std = 0.02](x: [.., i]) -> [.., o]\n"), "{page}");
+    assert!(succeeds(folder.path(), &["std", "optim", "--source"]).contains("update m = m1"));
+    let text = fails(folder.path(), &["std", "optimm"], 1, "E0902");
+    assert!(text.contains("did you mean optim?"), "{text}");
+}
+
+#[test]
 fn colours_only_where_they_are_wanted() {
     let folder = tiny();
     write(folder.path(), "bad.pta", "model M() { loss y }\n");
