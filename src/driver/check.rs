@@ -68,7 +68,7 @@ pub fn check(request: &Request, world: &dyn World) -> Checked {
         let facts = walk(&c.program, &c.settings, at, &mut used, &mut names, &mut found, &mut walked);
         c.models.extend(facts);
     }
-    if !found.has_errors() {
+    if !found.has_errors() && !c.sink.has_errors() {
         plan::check_all(&c.program, &mut walked, &mut found);
     }
     for e in &mut walked {

@@ -29,6 +29,10 @@ impl<'a> Elab<'a> {
             );
             return None;
         }
+        // A loop over neither a dim nor a range has no name, which was reported.
+        if name.text.is_empty() || self.is_lost(&name.text) {
+            return None;
+        }
         if self.sink.is_flooded() {
             let d = Diagnostic::error("E0201", format!("unknown dim `{}`", name.text)).at(name.span, "not declared");
             self.error(d);

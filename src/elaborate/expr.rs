@@ -181,6 +181,9 @@ impl<'a> Elab<'a> {
     }
 
     pub fn unknown_name(&mut self, n: &str, span: Span) {
+        if self.is_lost(n) {
+            return;
+        }
         if self.sink.is_flooded() {
             return self.error(Diagnostic::error("E0201", format!("unknown name `{n}`")).at(span, "not defined here"));
         }

@@ -91,6 +91,8 @@ pub struct InlineLayout {
 pub struct Elab<'a> {
     pub program: &'a Program,
     pub sink: Sink,
+    /// Whether something failed by a mistake that was reported before the walk.
+    lost: bool,
     pub b: Builder,
     /// Computes initial values; shares dims, parameters and states with `b` by number.
     pub init: Builder,
@@ -149,6 +151,7 @@ impl<'a> Elab<'a> {
         Elab {
             program,
             sink: Sink::default(),
+            lost: false,
             b: Builder::default(),
             init: Builder::default(),
             mode,
@@ -300,6 +303,13 @@ impl<'a> Elab<'a> {
 
     /// Whether any error was found.
     pub fn failed(&self) -> bool {
-        self.sink.has_errors()
+        self.sink.has_errors() || self.lost
+    }
+
+    /// Whether a name is unknown by a mistake that was reported; what depends on it has an error of which nothing is said.
+    fn is_lost(&mut self, name: &str) -> bool {
+        let lost = self.program.is_lost(self.frame().module, name);
+        self.lost |= lost;
+        lost
     }
 }

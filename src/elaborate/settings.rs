@@ -45,7 +45,9 @@ impl Settings {
         for preset in program.main_items(|i| if let ItemKind::Preset(p) = i { Some(p) } else { None }) {
             let mut seen: HashMap<&str, Span> = HashMap::new();
             for (name, _) in &preset.settings {
-                if let Err(e) = settable(program, &name.text) {
+                if !program.is_lost(MAIN, &name.text)
+                    && let Err(e) = settable(program, &name.text)
+                {
                     sink.push(e.at(name.span, "this name"));
                 }
                 if let Some(first) = seen.insert(&name.text, name.span) {
@@ -86,6 +88,7 @@ impl Settings {
                 Ok(at) => {
                     self.presets.insert(at, (*item, k));
                 }
+                Err(_) if program.is_lost(MAIN, &setting.text) => {}
                 Err(e) => sink.push(e.at(setting.span, "this name")),
             }
         }

@@ -11,7 +11,7 @@ use crate::diag::{Diagnostic, Sink, did_you_mean};
 use crate::source::{FileId, SourceMap, Span, World, normalise};
 use crate::syntax::{self, ast};
 use ast::{ItemKind, Name};
-use indexmap::IndexMap;
+use indexmap::{IndexMap, IndexSet};
 use std::path::{Path, PathBuf};
 
 /// At most so many files may take part in one program.
@@ -55,6 +55,8 @@ pub struct Module {
     pub name: String,
     pub ast: ast::File,
     pub names: IndexMap<String, Binding>,
+    /// Names of imports that failed, which was reported.
+    failed: IndexSet<String>,
 }
 
 /// All files of one compilation. Module 0 is the main file.
@@ -68,6 +70,13 @@ pub const MAIN: ModuleId = ModuleId(0);
 impl Program {
     pub fn module(&self, id: ModuleId) -> &Module {
         &self.modules[id.0 as usize]
+    }
+
+    /// Whether a name is unknown in a file only because of a mistake that was reported: its definition does not parse, or
+    /// its import failed.
+    pub fn is_lost(&self, id: ModuleId, name: &str) -> bool {
+        let module = self.module(id);
+        !module.names.contains_key(name) && (module.failed.contains(name) || module.ast.lost.holds(name))
     }
 
     pub fn item(&self, at: ItemRef) -> &ast::Item {
@@ -206,7 +215,7 @@ impl Loader<'_> {
         let text = self.sources.file(file).text.clone();
         let ast = syntax::parse_file(&text, file, self.sink);
         let id = ModuleId(self.program.modules.len() as u32);
-        self.program.modules.push(Module { file, path, name, ast, names: IndexMap::new() });
+        self.program.modules.push(Module { file, path, name, ast, names: IndexMap::new(), failed: IndexSet::new() });
         self.stack.push(id);
         self.bind_items(id);
         self.bind_uses(id);
@@ -287,7 +296,13 @@ impl Loader<'_> {
         for u in uses {
             let (Some(first), Some(last)) = (u.path.first(), u.path.last()) else { continue };
             let span = first.span.to(last.span);
-            let Some(target) = self.target(id, &u, span) else { continue };
+            let Some(target) = self.target(id, &u, span) else {
+                let listed = u.names.iter().flatten().map(|n| n.alias.as_ref().unwrap_or(&n.name));
+                let failed = if u.names.is_none() { vec![last] } else { listed.collect() };
+                let module = &mut self.program.modules[id.0 as usize];
+                module.failed.extend(failed.into_iter().map(|n| n.text.clone()));
+                continue;
+            };
             let Some(names) = &u.names else {
                 self.bind(id, last, Entity::Module(target), true);
                 continue;
@@ -296,7 +311,10 @@ impl Loader<'_> {
                 let bound = n.alias.as_ref().unwrap_or(&n.name);
                 match self.program.module(target).names.get(&n.name.text).map(|b| b.entity) {
                     Some(entity) => self.bind(id, bound, entity, true),
-                    None => self.unknown_import(target, &n.name),
+                    None => {
+                        self.unknown_import(target, &n.name);
+                        self.program.modules[id.0 as usize].failed.insert(bound.text.clone());
+                    }
                 }
             }
         }
@@ -306,11 +324,11 @@ impl Loader<'_> {
         let module = self.program.module(target);
         let names = module.names.keys().map(String::as_str).filter(|_| !self.sink.is_flooded());
         let near = did_you_mean(&name.text, names).map(str::to_string);
-        let broken = module.ast.items.is_empty();
+        let lost = self.program.is_lost(target, &name.text);
         let d = Diagnostic::error("E0201", format!("`{}` has no item `{}`", module.name, name.text))
             .at(name.span, "unknown name");
-        // A file that did not parse hides its names: the syntax error is what the user needs to see.
-        if !broken {
+        // A definition that did not parse hides its name: the syntax error is what the user needs to see.
+        if !lost {
             self.sink.push(match near {
                 Some(n) => d.help(format!("did you mean `{n}`?")),
                 None => d.help("see the file for the names that it defines"),

@@ -14,6 +14,27 @@ pub struct Name {
 #[derive(Clone, Debug, Default)]
 pub struct File {
     pub items: Vec<Item>,
+    pub lost: Lost,
+}
+
+/// Names that a file would define, were it not for a syntax error: their uses are no further mistakes.
+#[derive(Clone, Debug, Default)]
+pub enum Lost {
+    #[default]
+    Nothing,
+    Names(Vec<String>),
+    /// The file was not parsed at all.
+    All,
+}
+
+impl Lost {
+    pub fn holds(&self, name: &str) -> bool {
+        match self {
+            Lost::Nothing => false,
+            Lost::Names(names) => names.iter().any(|n| n == name),
+            Lost::All => true,
+        }
+    }
 }
 
 #[derive(Clone, Debug)]

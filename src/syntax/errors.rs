@@ -47,6 +47,7 @@ impl Failure<'_> {
             .or_else(|| self.reserved(&found))
             .or_else(|| self.unclosed(&found))
             .or_else(|| self.broken_string(&found))
+            .or_else(|| self.train_line(&found))
             .unwrap_or_else(|| self.unexpected(&found))
     }
 
@@ -209,6 +210,35 @@ impl Failure<'_> {
         )
     }
 
+    /// A line of a train item that begins with no known word, or has a `=` after it.
+    fn train_line(&self, found: &Found) -> Option<Diagnostic> {
+        let before = self.text[self.piece.start..self.at].trim_end_matches([' ', '\t']);
+        let line = before.rsplit(['\n', ';', '{']).next().unwrap_or("").trim();
+        if found.token == "="
+            && line != "let"
+            && TRAIN_WORDS.contains(&line)
+            && self.text[self.piece.clone()].starts_with("train")
+        {
+            let value = self.text[self.at + 1..].split(['\n', ';', '}']).next().unwrap_or("");
+            let value = value.split("//").next().unwrap_or("").trim();
+            return Some(
+                Diagnostic::error("E0101", format!("`{line}` of a train item takes no `=`"))
+                    .at(self.span(self.at, 1), "unexpected")
+                    .help(format!("write `{line} {value}`")),
+            );
+        }
+        let word = found.token.starts_with(|c: char| c.is_ascii_alphabetic());
+        if !word || !self.expects(&[Rule::train_line]) {
+            return None;
+        }
+        let lines = || format!("its lines begin with {}", TRAIN_WORDS.join(", "));
+        Some(
+            Diagnostic::error("E0101", format!("a train item has no line `{}`", found.token))
+                .at(self.span(self.at, found.token.len()), "unknown")
+                .help(near(found.token, TRAIN_WORDS).unwrap_or_else(lines)),
+        )
+    }
+
     fn unexpected(&self, found: &Found) -> Diagnostic {
         let message = format!("expected {}, found {}", self.expected(), found.words);
         let len = if found.token == "\n" { 0 } else { found.token.len() };
@@ -246,7 +276,6 @@ impl Failure<'_> {
             _ if self.after_expression() && word_before == "return" => "the value of a body is its last statement",
             _ if self.after_expression() && matches!(word_before, "var" | "val" | "const") => "write `let name = ..`",
             _ if self.expects(&[Rule::file, Rule::item, Rule::attribute]) => return self.item_cure(found),
-            _ if self.expects(&[Rule::train_line]) => return near(found.token, TRAIN_WORDS),
             _ if word_before == before.rsplit('\n').next().unwrap_or("").trim() => {
                 return near(word_before, PLAN_WORDS).or_else(|| near(word_before, STATEMENT_WORDS));
             }

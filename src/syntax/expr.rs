@@ -322,14 +322,28 @@ impl<'t> Builder<'t> {
             return (LoopRange::Range(low, high), false, height.max(self.height));
         }
         let dim = dim.unwrap_or_else(|| {
-            self.report(
-                Diagnostic::error("E0101", "a loop runs over a dim or a range")
-                    .at(span, "neither the name of a dim nor `low..high`")
-                    .help("write `for i in depth {..}` or `for i in 0..n {..}`"),
-            );
-            Name { text: "_".to_string(), span }
+            let d = Diagnostic::error("E0101", "a loop runs over a dim or a range")
+                .at(span, "neither the name of a dim nor `low..high`");
+            self.report(match self.counted(&low) {
+                Some(range) => d.help(format!("write `for i in {range} {{..}}`")),
+                None => d.help("write `for i in depth {..}` or `for i in 0..n {..}`"),
+            });
+            // A name that nobody can write: what comes later says nothing of it.
+            Name { text: String::new(), span }
         });
         (LoopRange::Dim(dim), false, height)
+    }
+
+    /// `range(3)` as it is written here: `0..3`.
+    fn counted(&self, over: &Expr) -> Option<String> {
+        let ExprKind::Call { callee, args } = &*over.kind else { return None };
+        let text = |span: Span| &self.text[span.start as usize..span.end as usize];
+        match &args[..] {
+            _ if text(callee.span) != "range" => None,
+            [high] => Some(format!("0..{}", text(high.value.span))),
+            [low, high] => Some(format!("{}..{}", text(low.value.span), text(high.value.span))),
+            _ => None,
+        }
     }
 
     fn call_args(&mut self, pair: Pair<'t, Rule>) -> (Vec<CallArg>, u32) {

@@ -1,6 +1,6 @@
 //! From text to tree: the guard, the grammar, and what is done when a file does not parse.
 
-use super::ast::{File, Item};
+use super::ast::{File, Item, Lost};
 use super::build::{Builder, Grammar, MAX_REPORTS, Rule};
 use super::{errors, guard};
 use crate::diag::{Diagnostic, Sink};
@@ -18,7 +18,7 @@ const CALL_LIMIT: usize = 1 << 30;
 pub fn parse_file(text: &str, file: FileId, sink: &mut Sink) -> File {
     if let Some(too_much) = guard::excess(text, file) {
         sink.push(too_much);
-        return File::default();
+        return File { items: Vec::new(), lost: Lost::All };
     }
     match on_large_stack(|| parse_guarded(text, file)) {
         Ok((parsed, found)) => {
@@ -28,7 +28,7 @@ pub fn parse_file(text: &str, file: FileId, sink: &mut Sink) -> File {
         Err(why) => {
             let message = format!("cannot start a thread for parsing: {why}");
             sink.push(Diagnostic::error("E0811", message).at(Span::new(file, 0, 0), "while reading this file"));
-            File::default()
+            File { items: Vec::new(), lost: Lost::All }
         }
     }
 }
@@ -45,24 +45,28 @@ fn parse_guarded(text: &str, file: FileId) -> (File, Sink) {
     pest::set_call_limit(NonZeroUsize::new(CALL_LIMIT));
     let mut sink = Sink::default();
     let first = match parse_piece(text, 0..text.len(), file, &mut sink) {
-        Ok(items) => return (File { items }, sink),
+        Ok(items) => return (File { items, lost: Lost::Nothing }, sink),
         Err(first) => first,
     };
     // pest stops at its first error: parse the items one by one, so that each says what is wrong with it.
-    let mut items = Vec::new();
+    let (mut items, mut lost) = (Vec::new(), Vec::new());
     for piece in pieces(text) {
         if sink.error_count() >= MAX_REPORTS {
-            break;
+            lost.extend(names_of(&text[piece]));
+            continue;
         }
-        match parse_piece(text, piece, file, &mut sink) {
+        match parse_piece(text, piece.clone(), file, &mut sink) {
             Ok(more) => items.extend(more),
-            Err(error) => sink.push(*error),
+            Err(error) => {
+                sink.push(*error);
+                lost.extend(names_of(&text[piece]));
+            }
         }
     }
     if !sink.has_errors() {
         sink.push(*first);
     }
-    (File { items }, sink)
+    (File { items, lost: Lost::Names(lost) }, sink)
 }
 
 fn parse_piece(text: &str, piece: Range<usize>, file: FileId, sink: &mut Sink) -> Result<Vec<Item>, Box<Diagnostic>> {
@@ -75,6 +79,23 @@ fn parse_piece(text: &str, piece: Range<usize>, file: FileId, sink: &mut Sink) -
     Ok(items)
 }
 
+/// The names that an item would define, as far as its broken text tells. Words of other languages (`def f(x)`) count, too.
+fn names_of(item: &str) -> Vec<String> {
+    let code: String = guard::code_bytes(item).map(|(_, byte)| char::from(byte)).collect();
+    let words = |text: &str| -> Vec<String> {
+        let all = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        all.filter(|w| !w.is_empty()).map(str::to_string).collect()
+    };
+    let code = code.trim_start();
+    let Some((kind, rest)) = code.split_once([' ', '\t']) else { return Vec::new() };
+    match (kind, rest.split_once('{')) {
+        ("use", Some((_, listed))) => words(listed),
+        ("use", None) => words(rest),
+        ("dim" | "const", _) => rest.split(',').filter_map(|part| words(part).into_iter().next()).collect(),
+        _ => words(rest).into_iter().take(1).collect(),
+    }
+}
+
 /// Cuts a file before every line that begins an item: at column 0, and outside of brackets unless the words there can
 /// begin nothing else (an unclosed bracket in one item must not swallow the next).
 fn pieces(text: &str) -> Vec<Range<usize>> {
@@ -83,10 +104,14 @@ fn pieces(text: &str) -> Vec<Range<usize>> {
     let mut code = guard::code_bytes(text).peekable();
     let mut line_start = 0;
     let mut after_attribute = false;
+    let mut train = false;
     for line in text.split_inclusive('\n') {
-        let begins = item_word(line);
+        // Of two lines that begin with `optimizer` and a name, a definition has types.
+        let optimizes = train && depth > 0 && line.starts_with("optimizer") && !line.contains(':');
+        let begins = item_word(line).filter(|_| !optimizes);
         if begins == Some(Certain::Yes) || (begins.is_some() && depth <= 0) {
             depth = 0;
+            train = line.starts_with("train");
             if !after_attribute {
                 starts.push(line_start);
             }
