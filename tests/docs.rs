@@ -50,16 +50,29 @@ fn fences(page: &str, language: &str) -> Vec<(usize, String)> {
     found
 }
 
+/// The file under which a page's program is to be saved, if its first line says so.
+fn name_of(program: &str) -> Option<&str> {
+    program.lines().next()?.strip_prefix("// ").filter(|n| n.ends_with(".pta") && !n.contains(' '))
+}
+
 #[test]
 fn programs_on_the_pages_check() {
     let mut wrong = String::new();
     let mut seen = 0;
     for (name, page) in pages() {
-        for (line, text) in fences(&page, "pta") {
+        let programs = fences(&page, "pta");
+        // Programs of a page may import each other.
+        let mut world = Memory::default();
+        for (_, text) in &programs {
+            if let Some(path) = name_of(text) {
+                assert!(world.0.insert(path.into(), text.clone()).is_none(), "{name} has two programs {path}");
+            }
+        }
+        for (line, text) in &programs {
             seen += 1;
-            let mut world = Memory::default();
-            world.0.insert("page.pta".into(), text);
-            let checked = driver::check::check(&Request { path: "page.pta".into(), ..Request::default() }, &world);
+            let path = PathBuf::from(name_of(text).unwrap_or("page.pta"));
+            world.0.insert(path.clone(), text.clone());
+            let checked = driver::check::check(&Request { path, ..Request::default() }, &world);
             if checked.sink.has_errors() {
                 wrong += &format!("{name}:{line}\n{}", render::text(&checked.sink, &checked.sources, false));
             }
@@ -67,6 +80,26 @@ fn programs_on_the_pages_check() {
     }
     assert!(seen > 4, "only {seen} programs found");
     assert!(wrong.is_empty(), "{wrong}");
+}
+
+#[test]
+fn programs_to_begin_with_train_where_they_are_saved() {
+    let mut trained = 0;
+    for (name, page) in pages().into_iter().filter(|(n, _)| ["README.md", "tutorial.md"].contains(&n.as_str())) {
+        for (line, text) in fences(&page, "pta") {
+            let imported =
+                name_of(&text).is_some_and(|n| page.contains(&format!("use .{}.", n.trim_end_matches(".pta"))));
+            assert!(imported || text.contains("\ntrain "), "{name}:{line}: a program without a train item");
+            for source in ["csv(\"", "idx(\"", "npy(\"", "bytes(\"", "chars(\"", "lines(\""] {
+                for rest in text.split(source).skip(1) {
+                    let path = rest.split('"').next().unwrap_or("");
+                    assert!(root().join(path).is_file(), "{name}:{line}: there is no {path}");
+                    trained += 1;
+                }
+            }
+        }
+    }
+    assert!(trained >= 10, "only {trained} files of data found");
 }
 
 #[test]
@@ -84,7 +117,8 @@ fn commands_on_the_pages_exist() {
                     _ => panic!("{name}:{line}: `{command}` is no known command"),
                 };
                 for file in words.iter().filter(|w| w.ends_with(".pta")) {
-                    assert!(root().join(file).exists(), "{name}:{line}: {file} does not exist");
+                    let on_page = fences(&page, "pta").iter().any(|(_, text)| name_of(text) == Some(file));
+                    assert!(on_page || root().join(file).exists(), "{name}:{line}: {file} does not exist");
                 }
                 names.push(sub.to_string());
             }
