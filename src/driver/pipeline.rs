@@ -88,6 +88,7 @@ pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
     // Weights that evaluation reads are the averages, where there are any.
     p.run("read averages", || average::read_averages(&mut eval, &train, &facts.averages));
     // What nobody reads at each step is not computed: tools that want an `output` compile it on purpose.
+    wanted_outputs(&eval, options).map_err(|d| with(d, &c.sources))?;
     p.run("drop outputs", || {
         train.outputs.retain(|o| o.kind != OutputKind::Value);
         eval.outputs.retain(|o| match o.kind {
@@ -95,7 +96,6 @@ pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
             kind => matches!(kind, OutputKind::Loss | OutputKind::Metric),
         });
     });
-    wanted_outputs(&eval, options).map_err(|d| with(d, &c.sources))?;
     p.graph("eval", &eval, &c.sources)?;
     // A step in microbatches is a rewrite of the whole step, which therefore must be complete.
     if let (Some((parts, span)), Some(sample)) = (single.microbatches, facts.sample_dim) {
@@ -182,8 +182,12 @@ fn wanted_outputs(eval: &Graph, options: &Options) -> Result<(), Diagnostic> {
         eval.outputs.iter().filter(|o| o.kind == OutputKind::Value).map(|o| o.name.as_str()).collect();
     match options.outputs.iter().find(|o| !names.contains(&o.as_str())) {
         None => Ok(()),
-        Some(missing) => Err(Diagnostic::error("E0201", format!("the model has no output `{missing}`"))
-            .help("name an `output` of the model")),
+        Some(missing) => Err(Diagnostic::error("E0201", format!("the model has no output `{missing}`")).help(
+            match names.is_empty() {
+                true => "the model has none: add `output name = ..` to it".to_string(),
+                false => format!("its outputs: {}", names.join(", ")),
+            },
+        )),
     }
 }
 

@@ -46,7 +46,13 @@ impl<'a> Elab<'a> {
                 Ev::new(self.call_def(bound, given, Some(id), e.span), e.span)
             }
             Callee::Def(at, items) => {
+                if self.dims_in_parentheses(at, items, args, callee.span) {
+                    return Ev::error(e.span);
+                }
                 let given = self.given(args);
+                if self.settings_in_parentheses(at, items, &given) {
+                    return Ev::error(e.span);
+                }
                 let Some(bound) = self.bind_statics(at, items, callee.span) else { return Ev::error(e.span) };
                 let def = self.program.def(at);
                 let id = match def.kind {
@@ -168,6 +174,49 @@ impl<'a> Elab<'a> {
                 .help("functions, layers and instances are called; multiplication needs `*`"),
         );
         Callee::Error
+    }
+
+    /// `Linear(embed, mlp)`, whose dims belong into brackets; reports it.
+    fn dims_in_parentheses(&mut self, at: ItemRef, items: &[IndexItem], args: &'a [CallArg], span: Span) -> bool {
+        let def = self.program.def(at);
+        let wanted = def.statics.iter().filter(|s| s.kind == ast::StaticKind::Dim).count();
+        let names: Vec<&str> = (args.iter())
+            .map_while(|a| match &*a.value.kind {
+                ExprKind::Name(n) if a.name.is_none() => Some(n.as_str()),
+                _ => None,
+            })
+            .collect();
+        let fits = items.is_empty() && wanted > 0 && names.len() == wanted && names.len() == args.len();
+        if !fits || !names.iter().all(|n| self.frame().lookup(n).is_none() && self.dim_opt(n).is_some()) {
+            return false;
+        }
+        let name = &def.name.text;
+        self.error(
+            Diagnostic::error("E0314", format!("`{name}` takes its dims in brackets"))
+                .at(args.first().map_or(span, |a| a.value.span).to(args.last().map_or(span, |a| a.value.span)), "dims")
+                .and(def.head, "its signature")
+                .help(format!("write `{name}[{}]`", names.join(", "))),
+        );
+        true
+    }
+
+    /// Settings that are given like arguments; reports them.
+    fn settings_in_parentheses(&mut self, at: ItemRef, items: &[IndexItem], given: &[GivenArg]) -> bool {
+        let def = self.program.def(at);
+        let (name, mut found) = (&def.name.text, false);
+        for n in given.iter().filter_map(|g| g.name.as_ref()) {
+            let setting = def.statics.iter().any(|s| s.kind != ast::StaticKind::Dim && s.name.text == n.text);
+            if setting && !def.args.iter().any(|a| a.name.text == n.text) {
+                found = true;
+                self.error(
+                    Diagnostic::error("E0201", format!("`{name}` has no argument `{}`", n.text))
+                        .at(n.span, "unknown argument")
+                        .and(def.head, "its signature")
+                        .help(super::habits::setting(name, items, &n.text)),
+                );
+            }
+        }
+        found
     }
 
     pub fn given(&mut self, args: &'a [CallArg]) -> Vec<GivenArg> {

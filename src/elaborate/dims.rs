@@ -14,6 +14,14 @@ use crate::types::DType;
 /// Dims and constants whose values need one another.
 const MAX_CHAIN: usize = 128;
 
+/// What to do where a dim would occur twice.
+pub(super) fn second_dim(name: &str) -> String {
+    let name = last(name);
+    format!(
+        "declare a second dim of that size, `dim {name}2 = {name}`, and rename the result back: `y[{name}2 -> {name}]`"
+    )
+}
+
 impl<'a> Elab<'a> {
     /// The dims that a name in a dim position stands for. Reports an unknown name.
     pub fn dim(&mut self, name: &Name) -> Option<DimSet> {
@@ -36,6 +44,10 @@ impl<'a> Elab<'a> {
         if self.sink.is_flooded() {
             let d = Diagnostic::error("E0201", format!("unknown dim `{}`", name.text)).at(name.span, "not declared");
             self.error(d);
+            return None;
+        }
+        if let Some(later) = self.defined_later(&name.text, name.span) {
+            self.error(super::expr::used_early(&name.text, name.span, later));
             return None;
         }
         let mut names: Vec<String> = self.frame().dims.keys().cloned().collect();
@@ -123,6 +135,14 @@ impl<'a> Elab<'a> {
             DimValue::Group(members) => e.dims_of(members).map(|ids| DimSet { ids, group: true }),
             DimValue::Size(expr) => {
                 e.saw_ragged = false;
+                let set = e.settings.values.get(&at).filter(|c| c.as_int().is_none_or(|n| n <= 0)).cloned();
+                if let Some(c) = set.filter(|c| *c != Const::Unknown) {
+                    let d =
+                        Diagnostic::error("E0305", format!("a dim's size must be a positive whole number, not {c}"))
+                            .at(def.name.span, format!("set by `--set` to {c}"));
+                    e.error(d.help(format!("write `--set {}=N`, N a positive whole number", def.name.text)));
+                    return None;
+                }
                 let size = match e.override_of(at) {
                     Some(c) => Some(c),
                     None => e.constant(expr),
@@ -336,11 +356,15 @@ impl<'a> Elab<'a> {
         }
         if let Some(d) = twice(&out.dims) {
             let name = self.dim_name(d);
-            self.error(
-                Diagnostic::error("E0303", format!("dim `{name}` occurs twice in a type"))
-                    .at(ty.span, format!("`{name}` stands here twice"))
-                    .help(format!("declare a second dim of that size: `dim {}2 = {}`", last(&name), last(&name))),
-            );
+            let d = Diagnostic::error("E0303", format!("dim `{name}` occurs twice in a type"));
+            let here = format!("`{name}` stands here twice");
+            // A definition of the library is sound: the brackets of its use are not.
+            let library = self.program.module(self.frame().module).path.is_none();
+            let d = match self.frame().called_from.filter(|_| library) {
+                Some(site) => d.at(site, format!("takes `{name}` twice")).and(ty.span, here),
+                None => d.at(ty.span, here),
+            };
+            self.error(d.help(second_dim(&name)));
             return None;
         }
         good.then_some(out)

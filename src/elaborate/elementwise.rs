@@ -30,7 +30,7 @@ impl Elab<'_> {
     }
 
     /// Joins the operands' trees at an operator.
-    fn join(&self, op: Span, args: &[Ev]) -> Tree {
+    fn join(&self, op: Span, sum: bool, args: &[Ev]) -> Tree {
         let mut all = Tree::default();
         for (i, a) in args.iter().enumerate() {
             let before = all.union();
@@ -38,7 +38,7 @@ impl Elab<'_> {
             let mine = t.union();
             all.merge(t);
             if i > 0 && all.conflict.is_none() && !all.covered() {
-                all.conflict = Some(Conflict { op, left: (args[i - 1].span, before), right: (a.span, mine) });
+                all.conflict = Some(Conflict { op, sum, left: (args[i - 1].span, before), right: (a.span, mine) });
             }
         }
         all
@@ -55,6 +55,7 @@ impl Elab<'_> {
         }
         let c = tree.conflict.clone().unwrap_or(Conflict {
             op: e.span,
+            sum: false,
             left: (e.span, tree.union()),
             right: (e.span, Vec::new()),
         });
@@ -69,6 +70,7 @@ impl Elab<'_> {
         }
         let missing: Vec<DimId> = c.left.1.iter().copied().filter(|x| c.right.1.contains(x)).collect();
         let cure = match missing.first() {
+            _ if c.sum => self.cure_of_sum(&c),
             Some(x) => format!(
                 "to contract, write `dot[{}](a, b)`; for an outer product on purpose, declare the type or write `outer(a, b)`",
                 super::dims::last(&self.dim_name(*x))
@@ -79,6 +81,21 @@ impl Elab<'_> {
         };
         self.error(d.help(cure));
         Val::Error
+    }
+
+    /// What to write where a sum meets dims that only one side has.
+    fn cure_of_sum(&self, c: &Conflict) -> String {
+        let only = |a: &[DimId], b: &[DimId]| -> Vec<DimId> { a.iter().copied().filter(|x| !b.contains(x)).collect() };
+        let (left, right) = (only(&c.left.1, &c.right.1), only(&c.right.1, &c.left.1));
+        let name = |d: DimId| super::dims::last(&self.dim_name(d)).to_string();
+        let purpose = "for all pairs on purpose, declare the type of the result";
+        match (&left[..], &right[..]) {
+            ([a], [b]) if self.b.size(*a) == self.b.size(*b) => {
+                format!("rename one: `(..)[{} -> {}]`; {purpose}", name(*b), name(*a))
+            }
+            ([a], [b]) => format!("reduce `{}` or `{}` first: their sizes differ; {purpose}", name(*a), name(*b)),
+            _ => format!("rename or reduce dims of one side; {purpose}"),
+        }
     }
 
     pub fn binary(&mut self, op: BinaryOp, op_span: Span, span: Span, a: Ev, b: Ev) -> Ev {
@@ -208,7 +225,7 @@ impl Elab<'_> {
             }
         };
         let Some(wanted) = wanted else { return Ev::error(span) };
-        let tree = self.join(op_span, &args);
+        let tree = self.join(op_span, matches!(op, Add | Sub), &args);
         let mut values = Vec::new();
         for (a, t) in args.iter().zip(&wanted) {
             match self.as_tensor(&a.val, *t) {

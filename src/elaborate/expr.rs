@@ -8,11 +8,19 @@ use crate::diag::{Diagnostic, did_you_mean};
 use crate::ir::DimId;
 use crate::resolve::{Entity, ItemRef};
 use crate::source::Span;
-use crate::syntax::ast::{self, Else, Expr, ExprKind, ItemKind, Name, Stmt, StmtKind};
+use crate::syntax::ast::{self, Else, Expr, ExprKind, ItemKind, Name, StmtKind};
 use crate::syntax::visit::{self, Node};
 
 /// Names that exist everywhere.
 pub(super) const PREDEFINED: &[&str] = &["inf", "nan", "pi", "step", "training", "streaming"];
+
+/// A name that is defined further down.
+pub(super) fn used_early(n: &str, span: Span, later: Span) -> Diagnostic {
+    Diagnostic::error("E0205", format!("`{n}` is used before it is defined"))
+        .at(span, "used here")
+        .and(later, "defined here")
+        .help("move the definition up; statements refer to earlier ones only")
+}
 
 impl<'a> Elab<'a> {
     /// Evaluates an expression; an elementwise tree stays open.
@@ -188,13 +196,7 @@ impl<'a> Elab<'a> {
             return self.error(Diagnostic::error("E0201", format!("unknown name `{n}`")).at(span, "not defined here"));
         }
         if let Some(later) = self.defined_later(n, span) {
-            self.error(
-                Diagnostic::error("E0205", format!("`{n}` is used before it is defined"))
-                    .at(span, "used here")
-                    .and(later, "defined here")
-                    .help("move the definition up; statements refer to earlier ones only"),
-            );
-            return;
+            return self.error(used_early(n, span, later));
         }
         let module = self.frame().module;
         let mut names = self.frame().names();
@@ -209,6 +211,9 @@ impl<'a> Elab<'a> {
                 })
             })
         });
+        if let Some(cure) = super::habits::name(n) {
+            return self.error(d.help(cure));
+        }
         let d = match (library, did_you_mean(n, names.iter().map(String::as_str))) {
             (Some((m, _)), _) => d.help(format!("import it: `use {m}.{{{n}}}`")),
             (None, Some(near)) => d.help(format!("did you mean `{near}`?")),
@@ -217,8 +222,8 @@ impl<'a> Elab<'a> {
         self.error(d);
     }
 
-    /// The place of a `let` of this name further down in the body.
-    fn defined_later(&mut self, n: &str, span: Span) -> Option<Span> {
+    /// The place of a `let` or `dim` of this name further down in the body.
+    pub(super) fn defined_later(&mut self, n: &str, span: Span) -> Option<Span> {
         let body = match &self.program.item(self.frame().def?).kind {
             ItemKind::Def(def) => &def.body,
             ItemKind::Model(model) => &model.body,
@@ -226,8 +231,13 @@ impl<'a> Elab<'a> {
         };
         let mut later = None;
         visit::walk_block(body, &mut |node| {
-            if let Node::Stmt(Stmt { kind: StmtKind::Let { names, .. }, .. }) = node
-                && let Some(name) = names.iter().find(|name| name.text == n)
+            let Node::Stmt(stmt) = node else { return };
+            let found = match &stmt.kind {
+                StmtKind::Let { names, .. } => names.iter().find(|name| name.text == n),
+                StmtKind::Dims(dims) => dims.iter().map(|d| &d.name).find(|name| name.text == n),
+                _ => None,
+            };
+            if let Some(name) = found
                 && name.span.file == span.file
                 && name.span.start > span.start
             {
@@ -392,7 +402,9 @@ impl<'a> Elab<'a> {
             Val::Error => Ev::error(span),
             other => {
                 let what = other.kind();
-                self.misplaced(span, &format!("{what} has no members"), "only instances have parameters and parts")
+                let cure = super::habits::method(base, &name.text);
+                let cure = cure.as_deref().unwrap_or("only instances have parameters and parts");
+                self.misplaced(span, &format!("{what} has no members"), cure)
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Brackets on values: rename, split, merge, index, gather, slice. All items of one bracket act at once.
 
 use super::Elab;
-use super::dims::{last, twice};
+use super::dims::twice;
 use super::value::{Ev, Val};
 use crate::check::constant::Const;
 use crate::diag::Diagnostic;
@@ -350,7 +350,7 @@ impl<'a> Elab<'a> {
         self.error(
             Diagnostic::error("E0303", format!("dim `{name}` would occur twice"))
                 .at(span, format!("gives `{name}` a second time"))
-                .help(format!("declare a second dim of that size: `dim {0}2 = {0}`", last(&name))),
+                .help(super::dims::second_dim(&name)),
         );
         None
     }

@@ -21,6 +21,7 @@ pub mod expr;
 pub mod feed;
 pub mod frame;
 mod globals;
+mod habits;
 pub mod index;
 pub mod instance;
 pub mod loops;

@@ -67,6 +67,8 @@ pub struct Tree {
 #[derive(Clone, Debug)]
 pub struct Conflict {
     pub op: Span,
+    /// Whether it adds or subtracts, so that no contraction can be meant.
+    pub sum: bool,
     pub left: (Span, Vec<DimId>),
     pub right: (Span, Vec<DimId>),
 }

@@ -130,8 +130,19 @@ impl Failure<'_> {
         )
     }
 
-    /// The end came before a bracket was closed, or a bracket closes another kind.
-    fn unclosed(&self, found: &Found) -> Option<Diagnostic> {
+    /// The parenthesis or bracket of an earlier line that could be closed here.
+    fn open_before(&self) -> Option<(usize, char)> {
+        let &(place, byte) = self.open().last()?;
+        let closes = match byte {
+            b'(' => self.expects(&[Rule::rparen]),
+            b'[' => self.expects(&[Rule::rbrack]),
+            _ => false,
+        };
+        (closes && self.text[place..self.at].contains('\n')).then_some((place, char::from(byte)))
+    }
+
+    /// The brackets of the piece that are open where no rule went on.
+    fn open(&self) -> Vec<(usize, u8)> {
         let mut open: Vec<(usize, u8)> = Vec::new();
         for (place, byte) in guard::code_bytes(self.text) {
             if place >= self.at {
@@ -146,6 +157,12 @@ impl Failure<'_> {
                 _ => {}
             }
         }
+        open
+    }
+
+    /// The end came before a bracket was closed, or a bracket closes another kind.
+    fn unclosed(&self, found: &Found) -> Option<Diagnostic> {
+        let open = self.open();
         let close = |byte: u8| match byte {
             b'(' => ")",
             b'[' => "]",
@@ -242,7 +259,10 @@ impl Failure<'_> {
     fn unexpected(&self, found: &Found) -> Diagnostic {
         let message = format!("expected {}, found {}", self.expected(), found.words);
         let len = if found.token == "\n" { 0 } else { found.token.len() };
-        let diagnostic = Diagnostic::error("E0101", message).at(self.span(self.at, len), "unexpected");
+        let mut diagnostic = Diagnostic::error("E0101", message).at(self.span(self.at, len), "unexpected");
+        if let Some((place, bracket)) = self.open_before() {
+            diagnostic = diagnostic.and(self.span(place, 1), format!("this `{bracket}` is not closed"));
+        }
         match self.cure(found) {
             Some(cure) => diagnostic.help(cure),
             None => diagnostic,
@@ -253,7 +273,18 @@ impl Failure<'_> {
     fn cure(&self, found: &Found) -> Option<String> {
         let before = self.text[self.piece.start..self.at].trim_end_matches([' ', '\t']);
         let word_before = before.rsplit(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().unwrap_or("");
+        let line = before.rsplit(['\n', ';', '{']).next().unwrap_or("").trim_start();
+        let declares = ["param ", "state "].iter().any(|w| line.starts_with(w));
         let cure = match found.token {
+            "\n" if declares && self.expects(&[Rule::equals]) => {
+                "give an initial value, such as `= normal(std = 0.02)` or `= 0`"
+            }
+            "=" if line == "loss" => "write `loss ..`, without `=`",
+            "=" if line == "metric" || line == "output" => return Some(format!("write `{line} name = ..`")),
+            "." => {
+                let digits = self.text[self.at + 1..].split(|c: char| !c.is_ascii_digit()).next().unwrap_or("");
+                return (!digits.is_empty()).then(|| format!("write `0.{digits}`"));
+            }
             "\n" if self.after_expression() => {
                 "a line may break after an operator, a comma, `=`, `->` or an opening bracket, and before a closing one"
             }

@@ -211,7 +211,8 @@ fn evaluation_reads_averages_and_writes_outputs() {
     write(at, "plain.pta", text.replace("    average ema(decay = 0.9)\n", ""));
     let plain = evaluate(&["plain.pta"])["loss"].as_f64().expect("a number");
     assert!((plain / valid[2] - 1.0).abs() > 1e-4, "{plain} and {valid:?}");
-    fails(at, &["eval", "tiny.pta", "--output", "eech=x.npy"], 1, "E0201");
+    let text = fails(at, &["eval", "tiny.pta", "--output", "eech=x.npy"], 1, "E0201");
+    assert!(text.contains("its outputs: ") && text.contains("each"), "{text}");
 }
 
 #[test]

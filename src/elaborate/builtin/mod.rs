@@ -6,8 +6,8 @@ mod random;
 mod reduce;
 mod shape;
 
-use super::Elab;
 use super::value::{Ev, Val};
+use super::{Elab, habits};
 use crate::check::constant::{self, Const};
 use crate::diag::{Diagnostic, did_you_mean};
 use crate::ir::{DimId, ValueId};
@@ -306,10 +306,14 @@ impl<'a> Elab<'a> {
     // ---- reading brackets and arguments
 
     pub fn arity(&mut self, site: Site<'a>, n: usize) {
-        self.error(
+        let d =
             Diagnostic::error("E0314", format!("`{}` takes {n} argument{}", site.name, if n == 1 { "" } else { "s" }))
-                .at(site.span, "wrong number of arguments"),
-        );
+                .at(site.span, "wrong number of arguments");
+        self.error(match site.name {
+            "where" => d.help("write `where(condition, a, b)`"),
+            "clamp" => d.help("write `clamp(x, low, high)`"),
+            _ => d,
+        });
     }
 
     /// The single argument as a value.
@@ -338,7 +342,9 @@ impl<'a> Elab<'a> {
             if !known.contains(&n.text.as_str()) {
                 let d = Diagnostic::error("E0201", format!("`{}` has no argument `{}`", site.name, n.text))
                     .at(n.span, "unknown argument");
+                let setting = habits::settings_of(site.name).contains(&n.text.as_str());
                 self.error(match (did_you_mean(&n.text, known.iter().copied()), known) {
+                    _ if setting => d.help(habits::setting(site.name, site.items, &n.text)),
                     (Some(x), _) => d.help(format!("did you mean `{x}`?")),
                     (None, []) => d.help("its arguments are given by position; settings stand in brackets"),
                     (None, k) => d.help(format!("it takes `{}`", k.join("`, `"))),
