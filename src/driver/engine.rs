@@ -163,7 +163,7 @@ pub(super) fn stop(mut error: RuntimeError) -> Stop {
     let place = error.place.as_deref().and_then(|p| {
         let mut parts = p.rsplitn(3, ':');
         let (column, line) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
-        Some(Source { file: parts.next()?.to_string(), line, column, scope: String::new() })
+        Some(Source { file: parts.next()?.to_string(), line, column, ..Source::default() })
     });
     if place.is_some() {
         error.place = None;

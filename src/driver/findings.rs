@@ -101,7 +101,7 @@ mod tests {
     fn places_are_found_in_the_text_and_said_in_words_elsewhere() {
         let mut sources = SourceMap::default();
         sources.add("a.pta", "dim b = 2\nlet ü = x[v = i] // gather\n");
-        let source = Source { file: "a.pta".into(), line: 2, column: 9, scope: String::new() };
+        let source = Source { file: "a.pta".into(), line: 2, column: 9, ..Source::default() };
         let stop = Stop { at: Some(source), ..Stop::from(RuntimeError::new("E0809", "index 7")) };
         let d = stop.clone().diagnostics(&sources).remove(0);
         let span = d.primary.expect("a place").span;

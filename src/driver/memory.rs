@@ -46,7 +46,7 @@ impl Needed {
             format!("the program needs {}, more than the limit of {}", show(peak), show(limit)),
         );
         let place = |e: &memory::Entry| {
-            span_of(&Source { file: e.file.clone(), line: e.line, column: e.column, scope: String::new() }, sources)
+            span_of(&Source { file: e.file.clone(), line: e.line, column: e.column, ..Source::default() }, sources)
         };
         let mut shown = 0;
         for e in &self.report.by_source {

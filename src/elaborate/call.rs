@@ -303,7 +303,7 @@ impl<'a> Elab<'a> {
                 self.b.graph.scopes[parent.index()].path.clone()
             }
         };
-        let scope = Scope { path, definition: def.name.text.clone(), parent: Some(parent) };
+        let scope = Scope { path, definition: def.name.text.clone(), parent: Some(parent), site: Some(site) };
         frame.scope = self.b.add_scope(scope);
         if !self.in_initial {
             self.uses.entry(bound.def).or_default().push(frame.scope);

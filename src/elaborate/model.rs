@@ -27,6 +27,7 @@ impl<'a> Elab<'a> {
             path: String::new(),
             definition: model.name.text.clone(),
             parent: Some(crate::ir::ROOT),
+            site: None,
         });
         self.uses.entry(at).or_default().push(frame.scope);
         self.within(frame, |e| {

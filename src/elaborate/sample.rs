@@ -73,6 +73,7 @@ impl<'a> Elab<'a> {
             path: String::new(),
             definition: format!("sample {}", facts.name),
             parent: Some(crate::ir::ROOT),
+            site: None,
         });
         let mut names = IndexMap::new();
         for (n, id) in &self.instances[root.0 as usize].children {

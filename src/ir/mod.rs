@@ -141,6 +141,9 @@ pub struct Scope {
     pub path: String,
     pub definition: String,
     pub parent: Option<ScopeId>,
+    /// Where the definition is called.
+    #[serde(default)]
+    pub site: Option<Span>,
 }
 
 /// A trained parameter. Read by `Op::Param`; its master copy is f32 (f64 under `precision f64`).

@@ -87,7 +87,7 @@ impl Parser<'_> {
                 let i: usize = self.lex.whole()?;
                 let (path, definition) = (self.lex.word()?, self.lex.word()?);
                 let parent = if self.lex.accept_word("in")? { Some(ScopeId(self.lex.whole()?)) } else { None };
-                let scope = Scope { path, definition, parent };
+                let scope = Scope { path, definition, parent, site: None };
                 if i == 0 {
                     self.graph.scopes[0] = scope;
                 } else if i == self.graph.scopes.len() {

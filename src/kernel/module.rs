@@ -31,7 +31,7 @@ impl<'s> Module<'s> {
             places: HashMap::new(),
             constants: HashMap::new(),
         };
-        module.source(None, "");
+        module.source(None, "", None);
         module
     }
 
@@ -53,7 +53,13 @@ impl<'s> Module<'s> {
         })
     }
 
-    pub(super) fn source(&mut self, span: Option<Span>, scope: &str) -> SourceId {
+    /// Whether a place lies in the standard library, which the user has not written.
+    pub(super) fn in_library(&self, span: Span) -> bool {
+        self.texts.files().any(|(id, f)| id == span.file && f.name.starts_with("<std>/"))
+    }
+
+    /// `called`: the program's own call that led there, where the library holds the place.
+    pub(super) fn source(&mut self, span: Option<Span>, scope: &str, called: Option<Span>) -> SourceId {
         let texts = self.texts;
         let (file, line, column) = self
             .places
@@ -67,7 +73,8 @@ impl<'s> Module<'s> {
                 _ => (String::new(), 0, 0),
             })
             .clone();
-        let source = Source { file, line, column, scope: scope.to_string() };
+        let called = called.map_or(String::new(), |s| texts.place(s));
+        let source = Source { file, line, column, scope: scope.to_string(), called };
         let next = SourceId(self.sources.len() as u32);
         let program = &mut self.program;
         *self.sources.entry(source).or_insert_with_key(|source| {
@@ -104,7 +111,7 @@ impl<'s> Module<'s> {
         };
         let mut slot = |path: &str, dtype, dims: &[ir::DimId], role, span| {
             let (dims, shape) = names(dims);
-            Slot { path: path.to_string(), dtype, dims, shape, role, source: self.source(span, "") }
+            Slot { path: path.to_string(), dtype, dims, shape, role, source: self.source(span, "", None) }
         };
         let params: Vec<Slot> =
             graph.params.iter().map(|p| slot(&p.path, p.dtype, &p.dims, Role::Param, p.span)).collect();

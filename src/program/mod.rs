@@ -49,7 +49,7 @@ pub struct Program {
 }
 
 /// Version of the format written by this build.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Machine code of all kernels.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -132,6 +132,8 @@ pub struct Source {
     pub column: u32,
     /// The instance path of the layer that holds it, `block.3.attention`; may be empty.
     pub scope: String,
+    /// In the standard library: the line and column of the program's own call, `gpt.pta:12:5`; else empty.
+    pub called: String,
 }
 
 /// Index into [`Program::sources`]; 0 is nowhere.

@@ -125,7 +125,8 @@ fn an_index_out_of_range_names_its_line() {
     assert_ne!(bad, text);
     write(at, "bad.pta", &bad);
     let text = fails(at, &["train", "bad.pta", "--out", "run"], 1, "E0809");
-    assert!(text.contains("nn.pta:"), "{text}");
+    let line = bad.lines().position(|l| l.contains("tokens * 3")).expect("the line") + 1;
+    assert!(text.contains("nn.pta:") && text.contains(&format!("in a call at bad.pta:{line}:")), "{text}");
 }
 
 #[test]

@@ -41,7 +41,7 @@ impl Lowerer<'_, '_> {
                     to
                 }
             };
-            let source = self.module.source(output.span, "");
+            let source = self.module.source(output.span, "", None);
             self.routine.outputs.push(program::Output {
                 kind,
                 name: output.name.clone(),

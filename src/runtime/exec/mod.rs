@@ -273,6 +273,15 @@ fn place(program: &Program, source: crate::program::SourceId) -> Option<String> 
     (!source.file.is_empty()).then(|| format!("{}:{}:{}", source.file, source.line, source.column))
 }
 
+/// The same as the place of an error. Lines of the standard library say little alone: the call that led there is told.
+fn placed(program: &Program, source: crate::program::SourceId, mut error: RuntimeError) -> RuntimeError {
+    error.place = place(program, source);
+    match program.sources.get(source.0 as usize).filter(|s| !s.called.is_empty()) {
+        Some(s) => error.note(format!("in a call at {}", s.called)),
+        None => error,
+    }
+}
+
 /// Internal errors name the step.
 fn broken(routine: &Routine, step: &Step, why: &str) -> RuntimeError {
     RuntimeError::internal(format!("step `{}` of `{}`: {why}", step.label, routine.name))

@@ -1,6 +1,6 @@
 //! The steps of a routine.
 
-use super::{Executor, RunArgs, broken, place};
+use super::{Executor, RunArgs, broken, placed};
 use crate::program::{Action, BatchDim, BufferId, Failure, Gemm, Key, Launch, Library, Loop, Routine, Step};
 use crate::runtime::RuntimeError;
 use crate::runtime::device::library::{self, Draw, Scatter};
@@ -71,13 +71,12 @@ impl Executor {
             return RuntimeError::internal(format!("a check without a site, number {}", failure.site));
         };
         let message = format!("index {} is out of range for dim `{}` of size {}", failure.value, site.dim, site.size);
-        let mut error = RuntimeError::new("E0809", message).help(format!(
+        let error = RuntimeError::new("E0809", message).help(format!(
             "indices of `{}` are 0 to {}",
             site.dim,
             site.size.saturating_sub(1)
         ));
-        error.place = place(&self.program, site.source);
-        error
+        placed(&self.program, site.source, error)
     }
 
     // ---- actions

@@ -1,7 +1,7 @@
 //! Looks on while steps run: how long they take, and which is the first to make a value that is not finite.
 
 use super::run::count;
-use super::{ExecOptions, Executor, place};
+use super::{ExecOptions, Executor, placed};
 use crate::program::{Action, BufferId, OutputKind, Program, SourceId, Step};
 use crate::runtime::RuntimeError;
 use crate::runtime::device::library::Element;
@@ -158,9 +158,7 @@ impl Executor {
     }
 
     fn not_finite(&self, bad: &Bad) -> RuntimeError {
-        let mut error = RuntimeError::new("E0810", self.describe(bad));
-        error.place = place(&self.program, bad.source);
-        error
+        placed(&self.program, bad.source, RuntimeError::new("E0810", self.describe(bad)))
     }
 
     fn describe(&self, bad: &Bad) -> String {
