@@ -64,20 +64,26 @@ pub fn check(request: &Request, world: &dyn World) -> Checked {
     let mut names = indexmap::IndexSet::new();
     let mut found = Sink::default();
     let mut walked: Vec<Elab> = Vec::new();
+    let mut broken: Vec<&str> = Vec::new();
     for at in c.program.models() {
         let facts = walk(&c.program, &c.settings, at, &mut used, &mut names, &mut found, &mut walked);
+        if facts.is_none() {
+            broken.push(&c.program.model(at).name.text);
+        }
         c.models.extend(facts);
     }
-    if !found.has_errors() && !c.sink.has_errors() {
+    // Items are judged where what they speak of is sound, whatever else is wrong.
+    let read = !c.sink.has_errors();
+    if read && broken.is_empty() {
         plan::check_all(&c.program, &mut walked, &mut found);
     }
     for e in &mut walked {
         names.extend(std::mem::take(&mut e.used_names));
     }
     drop(walked);
-    // Only programs whose models are sound have train items that can be judged.
-    if !found.has_errors() && !c.sink.has_errors() {
-        for item in c.program.main_items(train_item) {
+    if read {
+        let sound = |item: &&Train| !broken.contains(&item.model.text.as_str());
+        for item in c.program.main_items(train_item).into_iter().filter(sound) {
             let mut e = Elab::new(&c.program, c.settings.clone(), Mode::TRAIN, DType::F32);
             let facts = e.train(item, &crate::stage::slices, &without_gradients);
             if !e.failed() {
@@ -88,14 +94,16 @@ pub fn check(request: &Request, world: &dyn World) -> Checked {
             found.extend(std::mem::take(&mut e.sink));
         }
     }
-    if !found.has_errors() && !c.sink.has_errors() {
-        for item in c.program.main_items(sample_item) {
+    if read {
+        let sound = |item: &&Sample| !broken.contains(&item.model.text.as_str());
+        for item in c.program.main_items(sample_item).into_iter().filter(sound) {
             let mut e = Elab::new(&c.program, c.settings.clone(), Mode::STREAM, DType::F32);
             let facts = e.sample(item);
             used.extend(std::mem::take(&mut e.used_defs));
             names.extend(std::mem::take(&mut e.used_names));
+            let failed = e.failed();
             found.extend(std::mem::take(&mut e.sink));
-            if found.has_errors() {
+            if failed {
                 continue;
             }
             if let Some(feed) = facts.feed
@@ -157,12 +165,12 @@ fn walk<'a>(
     for mode in [Mode::TRAIN, Mode::EVAL] {
         let mut e = Elab::new(program, settings.clone(), mode, DType::F32);
         let root = e.model(at);
-        if mode == Mode::EVAL && !e.failed() {
+        let failed = e.failed();
+        if mode == Mode::EVAL && !failed {
             e.check_weights(at, root);
         }
         used.extend(std::mem::take(&mut e.used_defs));
         names.extend(std::mem::take(&mut e.used_names));
-        let failed = e.failed();
         let graph = &e.b.graph;
         let count = |dims: &[crate::ir::DimId]| dims.iter().fold(1u64, |n, d| n.saturating_mul(graph.size(*d) as u64));
         let now = ModelFacts {

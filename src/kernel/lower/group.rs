@@ -15,8 +15,10 @@ use std::collections::{HashMap, HashSet};
 const FEW_ROWS: usize = 8;
 /// .. which does not matter below this number of elements.
 const LITTLE_WORK: usize = 32;
-/// Bounds the size of a kernel.
+/// Bounds the size of a kernel: members, and operations with those that they compute inline (a kernel may be one long chain,
+/// which is walked by recursion).
 const MAX_MEMBERS: usize = 128;
+const MAX_COST: u32 = 2048;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Node {
@@ -90,12 +92,20 @@ impl Lowerer<'_, '_> {
         node
     }
 
+    /// What a node's members cost, each with what it computes inline.
+    fn node_cost(&self, node: u32) -> u32 {
+        let ops = &self.nodes[node as usize].ops;
+        let results = ops.iter().filter_map(|id| self.graph.op(*id).results.first());
+        results.map(|v| self.cost[v.index()]).fold(0, u32::saturating_add)
+    }
+
     fn try_join(&mut self, a: u32, b: u32) {
         if a == b || !self.nodes[a as usize].open || !self.nodes[b as usize].open {
             return;
         }
         let members = self.nodes[a as usize].ops.len() + self.nodes[b as usize].ops.len();
-        if members > MAX_MEMBERS || !self.may_share(a, b) || self.path(a, b) || self.path(b, a) {
+        let cost = self.node_cost(a).saturating_add(self.node_cost(b));
+        if members > MAX_MEMBERS || cost > MAX_COST || !self.may_share(a, b) || self.path(a, b) || self.path(b, a) {
             return;
         }
         let gone = std::mem::take(&mut self.nodes[b as usize]);
