@@ -336,6 +336,11 @@ impl<'a> Elab<'a> {
             let names = if self.sink.is_flooded() { Vec::new() } else { self.frame().names() };
             let d = match did_you_mean(&name.text, names.iter().map(String::as_str)) {
                 Some(n) => d.help(format!("did you mean `{n}`?")),
+                None if self.frame().body == Body::Sample
+                    && ["text", "stop", "length"].contains(&name.text.as_str()) =>
+                {
+                    d.help(format!("write `{} ..`, without `=`", name.text))
+                }
                 None => d.help(format!("define it first: `let {} = ..`", name.text)),
             };
             self.error(d);

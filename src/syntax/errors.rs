@@ -227,19 +227,23 @@ impl Failure<'_> {
         )
     }
 
-    /// A line of a train item that begins with no known word, or has a `=` after it.
+    /// A line of a train item or plan that begins with no known word, or has a `=` after it.
     fn train_line(&self, found: &Found) -> Option<Diagnostic> {
         let before = self.text[self.piece.start..self.at].trim_end_matches([' ', '\t']);
         let line = before.rsplit(['\n', ';', '{']).next().unwrap_or("").trim();
+        let words = match self.text[self.piece.clone()].split([' ', '\t']).next() {
+            Some("train") => Some(("train item", TRAIN_WORDS)),
+            Some("plan") => Some(("plan", PLAN_WORDS)),
+            _ => None,
+        };
         if found.token == "="
             && line != "let"
-            && TRAIN_WORDS.contains(&line)
-            && self.text[self.piece.clone()].starts_with("train")
+            && let Some((item, _)) = words.filter(|(_, words)| words.contains(&line))
         {
             let value = self.text[self.at + 1..].split(['\n', ';', '}']).next().unwrap_or("");
             let value = value.split("//").next().unwrap_or("").trim();
             return Some(
-                Diagnostic::error("E0101", format!("`{line}` of a train item takes no `=`"))
+                Diagnostic::error("E0101", format!("`{line}` of a {item} takes no `=`"))
                     .at(self.span(self.at, 1), "unexpected")
                     .help(format!("write `{line} {value}`")),
             );
@@ -308,7 +312,7 @@ impl Failure<'_> {
             _ if self.after_expression() && matches!(word_before, "var" | "val" | "const") => "write `let name = ..`",
             _ if self.expects(&[Rule::file, Rule::item, Rule::attribute]) => return self.item_cure(found),
             _ if word_before == before.rsplit('\n').next().unwrap_or("").trim() => {
-                return near(word_before, PLAN_WORDS).or_else(|| near(word_before, STATEMENT_WORDS));
+                return [PLAN_WORDS, STATEMENT_WORDS, SAMPLE_WORDS].into_iter().find_map(|w| near(word_before, w));
             }
             _ => return None,
         };
@@ -370,6 +374,7 @@ const TRAIN_WORDS: &[&str] = &[
 ];
 const PLAN_WORDS: &[&str] =
     &["mesh", "shard", "replicate", "layout", "pipeline", "microbatches", "precision", "zero", "recompute", "offload"];
+const SAMPLE_WORDS: &[&str] = &["feed", "text", "stop", "length"];
 const STATEMENT_WORDS: &[&str] = &["let", "param", "state", "update", "loss", "metric", "output", "dim", "for", "scan"];
 
 fn near(word: &str, words: &[&str]) -> Option<String> {

@@ -121,7 +121,7 @@ impl<'a> Elab<'a> {
                         .at(of.span, "has no parameters of its own")
                         .help("write `weights name of Model { .. }`, or of a layer"),
                 ),
-                None if self.is_lost(&of.text) => {}
+                None if self.program.is_lost(MAIN, &of.text) => {}
                 None => {
                     let near = did_you_mean(&of.text, names.keys().map(String::as_str));
                     let d = Diagnostic::error("E0201", format!("unknown model or layer `{}`", of.text))
