@@ -142,7 +142,7 @@ pub struct TrainHow {
     /// Data in the place of the item's file
     #[arg(long, value_name = "FILE")]
     pub data: Option<PathBuf>,
-    /// Where checkpoints go [default: runs/NAME]
+    /// Where checkpoints go [default: runs/NAME, by the train item]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// Go on from the newest checkpoint
@@ -166,7 +166,7 @@ pub struct EvalArgs {
 
 #[derive(Args, Debug)]
 pub struct EvalHow {
-    /// The run or checkpoint to evaluate [default: runs/NAME]
+    /// The run or checkpoint to evaluate [default: runs/NAME, by the train item]
     #[arg(long, value_name = "DIR", conflicts_with = "initial")]
     pub checkpoint: Option<PathBuf>,
     /// Evaluate the weights that training begins with
@@ -202,7 +202,7 @@ pub struct MemoryArgs {
 pub struct ExportArgs {
     #[command(flatten)]
     pub compile: CompileArgs,
-    /// The run or checkpoint [default: runs/NAME]
+    /// The run or checkpoint [default: runs/NAME, by the train item]
     #[arg(long, value_name = "DIR")]
     pub checkpoint: Option<PathBuf>,
     /// The `weights` item whose names and order of axes to use; without it, Partita's own

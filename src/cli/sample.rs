@@ -27,7 +27,7 @@ pub struct SampleArgs {
 /// What does not depend on the program's text.
 #[derive(Args, Debug)]
 pub struct How {
-    /// The run or checkpoint to sample from [default: runs/NAME]
+    /// The run or checkpoint to sample from [default: that of the model's train item]
     #[arg(long, value_name = "DIR")]
     pub checkpoint: Option<PathBuf>,
     /// Text to go on from (may be given several times)
