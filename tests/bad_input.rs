@@ -50,6 +50,42 @@ fn write(folder: &Path, name: &str, bytes: &[u8]) {
 }
 
 #[test]
+fn what_is_not_finite_in_the_data_is_told_from_what_the_model_makes() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let at = folder.path();
+    let text = "use optim.{sgd}
+dim batch = 2, a = 3
+model M(x: [batch, a]) {
+    param w: [a] = 1
+    loss mean[batch, a](x * w)
+}
+train M {
+    data { x = npy(\"x.npy\") }
+    optimizer sgd(lr = 0.1)
+    steps 1
+}
+";
+    std::fs::write(at.join("m.pta"), text).expect("written");
+    let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }";
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    let padded = format!("{header:<117}\n");
+    bytes.extend((padded.len() as u16).to_le_bytes());
+    bytes.extend(padded.as_bytes());
+    for x in [1.0f32, 2.0, 3.0, f32::NAN, 5.0, 6.0] {
+        bytes.extend(x.to_le_bytes());
+    }
+    std::fs::write(at.join("x.npy"), bytes).expect("written");
+    let output = run::partita(at, &["train", "m.pta", "--out", "run", "--debug-nan", "--color", "never"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("E0810") && said.contains("the data of input `x` holds NaN"), "{said}");
+    // A file that is not there is named at the line that asks for it.
+    std::fs::remove_file(at.join("x.npy")).expect("removed");
+    let output = run::partita(at, &["train", "m.pta", "--out", "run", "--color", "never"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("E0801") && said.contains("m.pta:8:"), "{said}");
+}
+
+#[test]
 fn a_missing_data_file() {
     let f = folder(r#"bytes("gone.txt")"#);
     let said = fails(f.path(), &["train", "m.pta"], "E0801");

@@ -64,15 +64,16 @@ pub fn evaluate(
         (from.index.step, from.index.seed, from.index.chars)
     };
     let data = match (&recipe.valid, &recipe.data) {
-        (Some(v), _) => &v.data,
+        (Some(v), _) => (&v.data, &v.at),
         (None, Some(data)) => {
             out.say("the train item has no `valid`: evaluating on its `data`");
-            data
+            (data, &recipe.data_at)
         }
         (None, None) if recipe.inputs.is_empty() => return without_data(),
         (None, None) => return without_data(),
     };
-    let mut pass = Pass::open(recipe, data, chars.as_ref(), how.batches)?;
+    let pass = Pass::open(recipe, data, chars.as_ref(), how.batches);
+    let mut pass = pass.map_err(|stop| Findings::of_stop(stop, sources))?;
     if pass.left_out() > 0 && how.batches.is_none() {
         out.findings(&Findings::of(left_out(pass.left_out())));
     }

@@ -57,8 +57,17 @@ pub fn not_streamable(p: stream::Problem, feed: Span) -> Diagnostic {
         .help("mask reductions over positions by `iota[key] <= iota[seq]`, or sample without `feed`")
 }
 
-/// Reads a program and walks all its models.
+/// Reads a program and judges all its models and items.
 pub fn check(request: &Request, world: &dyn World) -> Checked {
+    judge(request, world, true)
+}
+
+/// The same but for plans and weights items, which a run may not use, and which may not fit sizes that are set for it alone.
+pub fn check_for_run(request: &Request, world: &dyn World) -> Checked {
+    judge(request, world, false)
+}
+
+fn judge(request: &Request, world: &dyn World, all: bool) -> Checked {
     let mut c = load(request, world);
     let mut used = indexmap::IndexSet::new();
     let mut names = indexmap::IndexSet::new();
@@ -66,7 +75,7 @@ pub fn check(request: &Request, world: &dyn World) -> Checked {
     let mut walked: Vec<Elab> = Vec::new();
     let mut broken: Vec<&str> = Vec::new();
     for at in c.program.models() {
-        let facts = walk(&c.program, &c.settings, at, &mut used, &mut names, &mut found, &mut walked);
+        let facts = walk(&c.program, &c.settings, at, all, &mut used, &mut names, &mut found, &mut walked);
         if facts.is_none() {
             broken.push(&c.program.model(at).name.text);
         }
@@ -74,7 +83,7 @@ pub fn check(request: &Request, world: &dyn World) -> Checked {
     }
     // Items are judged where what they speak of is sound, whatever else is wrong.
     let read = !c.sink.has_errors();
-    if read && broken.is_empty() {
+    if all && read && broken.is_empty() {
         plan::check_all(&c.program, &mut walked, &mut found);
     }
     for e in &mut walked {
@@ -152,10 +161,12 @@ fn without_gradients(b: &mut Builder, _: &[ValueId], params: &[ParamId]) -> Vec<
     params.iter().map(zeros).collect()
 }
 
+#[expect(clippy::too_many_arguments, reason = "what one walk reads, and what all walks collect")]
 fn walk<'a>(
     program: &'a Program,
     settings: &Settings,
     at: ItemRef,
+    weights: bool,
     used: &mut indexmap::IndexSet<ItemRef>,
     names: &mut indexmap::IndexSet<(resolve::ModuleId, String)>,
     sink: &mut Sink,
@@ -166,7 +177,7 @@ fn walk<'a>(
         let mut e = Elab::new(program, settings.clone(), mode, DType::F32);
         let root = e.model(at);
         let failed = e.failed();
-        if mode == Mode::EVAL && !failed {
+        if weights && mode == Mode::EVAL && !failed {
             e.check_weights(at, root);
         }
         used.extend(std::mem::take(&mut e.used_defs));

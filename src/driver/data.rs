@@ -4,7 +4,9 @@ use crate::check::constant::Const;
 use crate::diag::Diagnostic;
 use crate::elaborate::feed::{Feed, FeedExpr, Source};
 use crate::ir::{DimId, GatherMode, Graph, InputId, Op, ValueId};
+use crate::program;
 use crate::runtime::data::{Bound, DataSpec, Dim, Expr, IdWidth, Input, Source as Read, SourceKind};
+use crate::source::SourceMap;
 use crate::types::{DType, MapOp};
 use std::path::Path;
 
@@ -16,6 +18,19 @@ pub fn spec(feed: &Feed, base: &Path) -> Result<DataSpec, Diagnostic> {
             let fields: Result<Vec<_>, _> = fields.iter().map(|(n, _, e)| Ok((n.clone(), expr(e, base)?))).collect();
             DataSpec::Fields(fields?)
         }
+    })
+}
+
+/// Where the program names its data.
+pub fn place(feed: &Feed, sources: &SourceMap) -> program::Source {
+    let span = match feed {
+        Feed::Stream(s) => Some(s.span),
+        Feed::Fields(fields) => fields.first().map(|f| f.1),
+    };
+    span.map_or_else(program::Source::default, |span| {
+        let file = sources.file(span.file);
+        let (line, column) = file.line_column(span.start);
+        program::Source { file: file.name.clone(), line: line as u32, column: column as u32, ..Default::default() }
     })
 }
 

@@ -66,6 +66,7 @@ pub struct Compiled {
     /// Numbers of the recipe's parameters and states in the program; one for evaluation alone lacks some.
     params: Vec<Option<usize>>,
     states: Vec<Option<usize>>,
+    watched: bool,
 }
 
 impl Compiled {
@@ -75,7 +76,7 @@ impl Compiled {
         let params = recipe.params.iter().map(|p| find(&program.params, &p.name)).collect();
         let states = recipe.states.iter().map(|(s, _)| find(&program.states, &s.name)).collect();
         let options = ExecOptions { threads, check_finite: watched, timing: false };
-        Ok(Compiled { exec: Executor::new(Arc::new(program), options)?, params, states })
+        Ok(Compiled { exec: Executor::new(Arc::new(program), options)?, params, states, watched })
     }
 
     pub fn executor(&self) -> &Executor {
@@ -114,6 +115,11 @@ impl Engine for Compiled {
             let wanted = &program.inputs[*slot as usize];
             let field = batch.field(&wanted.path).filter(|f| f.bytes().len() == wanted.bytes());
             let Some(field) = field else { return Err(not_fed(&wanted.path).into()) };
+            if self.watched
+                && let Some(at) = field.values().iter().position(|x| !x.is_finite())
+            {
+                return Err(not_finite(&wanted.path, field.values()[at], at).into());
+            }
             self.exec.input_mut(*slot as usize).copy_from_slice(field.bytes());
         }
         self.exec.run(n, RunArgs { seed, step: number, position: 0 }).map_err(stop)?;
@@ -151,6 +157,11 @@ impl Engine for Compiled {
     fn threads(&self) -> usize {
         self.exec.threads()
     }
+}
+
+fn not_finite(name: &str, value: f64, at: usize) -> RuntimeError {
+    RuntimeError::new("E0810", format!("the data of input `{name}` holds {value}, at element {at} of its batch"))
+        .help("mend the file, or leave such elements out in the model: `where(x == x, x, 0)`")
 }
 
 fn not_fed(name: &str) -> RuntimeError {

@@ -3,13 +3,14 @@
 use super::engine::{Engine, Figure, Routine};
 use super::findings::Stop;
 use super::recipe::Recipe;
-use crate::program::OutputKind;
-use crate::runtime::RuntimeError;
+use crate::program::{OutputKind, Source};
 use crate::runtime::data::{Batch, CharTable, DataSpec, Loader, Order};
 use crate::runtime::stop::StopFlag;
 
 /// Validation data, opened once for all passes.
 pub struct Pass {
+    /// Where the program names the data.
+    at: Source,
     /// None where the model has no inputs.
     loader: Option<Loader>,
     /// The name of the sample dim.
@@ -31,20 +32,21 @@ pub struct Evaluation {
 }
 
 impl Pass {
-    /// `limit`: at most so many batches.
+    /// `data` with its place in the program; `limit`: at most so many batches.
     pub fn open(
         recipe: &Recipe,
-        data: &DataSpec,
+        (data, at): (&DataSpec, &Source),
         chars: Option<&CharTable>,
         limit: Option<u64>,
-    ) -> Result<Pass, RuntimeError> {
+    ) -> Result<Pass, Stop> {
+        let at = at.clone();
         if recipe.inputs.is_empty() {
-            return Ok(Pass { loader: None, sample: None, batch: Batch::new(&[]), batches: limit.unwrap_or(1) });
+            return Ok(Pass { at, loader: None, sample: None, batch: Batch::new(&[]), batches: limit.unwrap_or(1) });
         }
-        let loader = Loader::open(data, &recipe.inputs, Order::Pass, chars)?;
+        let loader = Loader::open(data, &recipe.inputs, Order::Pass, chars).map_err(|e| Stop::at(e, &at))?;
         let batches = limit.map_or(loader.batches(), |n| n.min(loader.batches()));
         let sample = recipe.inputs.first().map(|i| i.dims[i.sample].name.clone());
-        Ok(Pass { batch: loader.new_batch(), loader: Some(loader), sample, batches })
+        Ok(Pass { at, batch: loader.new_batch(), loader: Some(loader), sample, batches })
     }
 
     pub fn batches(&self) -> u64 {
@@ -71,7 +73,7 @@ impl Pass {
                 return Ok(None);
             }
             if let Some(loader) = &mut self.loader {
-                loader.fill(n, &mut self.batch)?;
+                loader.fill(n, &mut self.batch).map_err(|e| Stop::at(e, &self.at))?;
             }
             let (values, figures): (Vec<Figure>, Vec<Figure>) =
                 engine.run(Routine::Eval, seed, n, &self.batch)?.into_iter().partition(|f| f.kind == OutputKind::Value);

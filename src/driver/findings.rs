@@ -51,6 +51,11 @@ impl From<RuntimeError> for Stop {
 }
 
 impl Stop {
+    /// An error of what a place in the program asks for.
+    pub fn at(error: RuntimeError, place: &Source) -> Stop {
+        Stop { at: Some(place.clone()), ..Stop::from(error) }
+    }
+
     pub fn diagnostics(self, sources: &SourceMap) -> Vec<Diagnostic> {
         let mut found = self.found;
         if let (Some(source), Some(d)) = (self.at, found.first_mut()) {

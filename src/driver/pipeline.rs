@@ -41,11 +41,11 @@ pub const TRAIN: &str = "train";
 pub const EVAL: &str = "eval";
 pub const INIT: &str = "init";
 
-/// Everything up to graphs, for a run whose results are to be kept: a program that `check` refuses yields none, though the
-/// mistake be in an item that the run itself does not read.
+/// Everything up to graphs, for a run whose results are to be kept: none if `check` refuses a model, train or sample item,
+/// though the run itself may not read it.
 pub fn checked_graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
     let mut p = Passes::new(options);
-    sound(p.run("check", || check::check(&options.request, world)))?;
+    sound(p.run("check", || check::check_for_run(&options.request, world)))?;
     let mut g = graphs(options, world)?;
     p.timings.append(&mut g.timings);
     g.timings = p.timings;
@@ -78,7 +78,7 @@ pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
     });
     take(&mut found, &mut eval.sink, &c.sources)?;
 
-    let mut recipe = recipe(&train, &facts, item, options).map_err(|d| with(d, &c.sources))?;
+    let mut recipe = recipe(&train, &facts, item, options, &c.sources).map_err(|d| with(d, &c.sources))?;
     let base = options.request.path.parent().unwrap_or(Path::new(""));
     recipe.loads = p.run("map weights", || loads(&c, &train, &facts, item, base, &mut found));
     take(&mut found, &mut Sink::default(), &c.sources)?;
@@ -223,7 +223,13 @@ pub fn train_item<'a>(options: &Options, c: &'a Checked) -> Result<&'a Train, Di
     })
 }
 
-fn recipe(train: &Elab, facts: &TrainFacts, item: &Train, options: &Options) -> Result<Recipe, Diagnostic> {
+fn recipe(
+    train: &Elab,
+    facts: &TrainFacts,
+    item: &Train,
+    options: &Options,
+    sources: &SourceMap,
+) -> Result<Recipe, Diagnostic> {
     let graph = &train.b.graph;
     let base = options.request.path.parent().unwrap_or(Path::new(""));
     let info = |path: &str, dtype, dims: &[crate::ir::DimId]| {
@@ -237,7 +243,10 @@ fn recipe(train: &Elab, facts: &TrainFacts, item: &Train, options: &Options) -> 
         None => ("samples", samples),
     };
     let valid = match &facts.valid {
-        Some(v) => Some(Valid { data: data::spec(&v.feed, base)?, every: v.every, batches: v.batches }),
+        Some(v) => {
+            let (data, at) = (data::spec(&v.feed, base)?, data::place(&v.feed, sources));
+            Some(Valid { data, at, every: v.every, batches: v.batches })
+        }
         None => None,
     };
     Ok(Recipe {
@@ -248,6 +257,7 @@ fn recipe(train: &Elab, facts: &TrainFacts, item: &Train, options: &Options) -> 
         save_every: facts.save_every,
         log_every: facts.log_every,
         data: facts.data.as_ref().map(|f| data::spec(f, base)).transpose()?,
+        data_at: facts.data.as_ref().map_or_else(Default::default, |f| data::place(f, sources)),
         valid,
         inputs,
         params: graph.params.iter().map(|p| info(&p.path, p.dtype, &p.dims)).collect(),

@@ -2,7 +2,7 @@
 //! built program carries it; no source text is needed to use it.
 
 use crate::elaborate::weights::WeightsMap;
-use crate::program::Role;
+use crate::program::{Role, Source};
 use crate::runtime::checkpoint::TensorInfo;
 use crate::runtime::data::{DataSpec, Input};
 use serde::{Deserialize, Serialize};
@@ -18,6 +18,8 @@ pub struct Recipe {
     pub save_every: Option<u64>,
     pub log_every: Option<u64>,
     pub data: Option<DataSpec>,
+    /// Where the program names its data; nowhere if the command line does.
+    pub data_at: Source,
     pub valid: Option<Valid>,
     /// The inputs that data feeds.
     pub inputs: Vec<Input>,
@@ -36,6 +38,8 @@ pub struct Recipe {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Valid {
     pub data: DataSpec,
+    /// As [`Recipe::data_at`].
+    pub at: Source,
     pub every: Option<u64>,
     pub batches: Option<u64>,
 }
@@ -68,8 +72,10 @@ impl Recipe {
         let (Some(path), Some(data)) = (&o.data, &mut self.data) else { return };
         let Some(before) = data.paths().into_iter().next() else { return };
         data.replace_path(&before, path);
+        self.data_at = Source::default();
         if let Some(valid) = &mut self.valid {
             valid.data.replace_path(&before, path);
+            valid.at = Source::default();
         }
     }
 

@@ -164,7 +164,7 @@ impl<'r> Run<'r> {
         let chars = loader.as_ref().and_then(|l| l.chars().cloned());
         let pass = match &recipe.valid {
             Some(v) => {
-                let pass = Pass::open(recipe, &v.data, chars.as_ref(), v.batches)?;
+                let pass = Pass::open(recipe, (&v.data, &v.at), chars.as_ref(), v.batches)?;
                 if pass.left_out() > 0 && v.batches.is_none() {
                     tell(Event::Warning(left_out(pass.left_out())));
                 }
@@ -238,7 +238,10 @@ impl<'r> Run<'r> {
             let start = Instant::now();
             let next = self.data.as_mut().map_or(Ok(None), Prefetcher::next_batch);
             // Steps that are done are kept, although the data fails now.
-            let batch = next.inspect_err(|_| self.keep(engine, tell))?;
+            let batch = next.map_err(|e| {
+                self.keep(engine, tell);
+                Stop::at(e, &self.recipe.data_at)
+            })?;
             let figures = engine.run(Routine::Train, self.seed, self.step, batch.as_ref().unwrap_or(&empty))?;
             if let (Some(data), Some(batch)) = (&self.data, batch) {
                 data.recycle(batch);
@@ -436,7 +439,8 @@ fn open_data(recipe: &Recipe, seed: u64, chars: Option<&CharTable>) -> Result<Op
             .help("add `data ..` to the train item")
             .into());
     };
-    Ok(Some(Loader::open(spec, &recipe.inputs, Order::Train { seed }, chars)?))
+    let loader = Loader::open(spec, &recipe.inputs, Order::Train { seed }, chars);
+    loader.map(Some).map_err(|e| Stop::at(e, &recipe.data_at))
 }
 
 /// Said once: a pass has whole batches only.

@@ -148,8 +148,10 @@ impl<'a> Elab<'a> {
         let Some(main) = self.program.modules.first() else { return };
         let named: Vec<(String, Span, bool)> =
             main.names.iter().map(|(n, b)| (n.clone(), b.span, b.imported)).collect();
+        let presets = self.program.main_items(|i| if let ItemKind::Preset(p) = i { Some(p) } else { None });
+        let set: Vec<&str> = presets.iter().flat_map(|p| &p.settings).map(|(n, _)| n.text.as_str()).collect();
         for (name, span, imported) in named {
-            if imported && !self.used_names.contains(&(MAIN, name.clone())) {
+            if imported && !set.contains(&name.as_str()) && !self.used_names.contains(&(MAIN, name.clone())) {
                 self.sink.push(
                     Diagnostic::warning("W0001", format!("`{name}` is imported and never used"))
                         .at(span, "not used")

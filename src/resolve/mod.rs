@@ -125,7 +125,7 @@ impl Program {
 
 /// Reads and binds a program. Errors go to the sink; what could be bound is returned all the same.
 pub fn load(path: &Path, world: &dyn World, sources: &mut SourceMap, sink: &mut Sink) -> Program {
-    let mut loader = Loader { world, sources, sink, program: Program::default(), stack: Vec::new() };
+    let mut loader = Loader { world, sources, sink, program: Program::default(), stack: Vec::new(), too_many: false };
     loader.file(&normalise(path), None);
     loader.program
 }
@@ -137,6 +137,8 @@ struct Loader<'a> {
     program: Program,
     /// Modules whose imports are being read, for cycles.
     stack: Vec<ModuleId>,
+    /// Whether the limit of files was passed.
+    too_many: bool,
 }
 
 impl Loader<'_> {
@@ -204,11 +206,15 @@ impl Loader<'_> {
         from: Option<Span>,
     ) -> Option<ModuleId> {
         if self.program.modules.len() >= MAX_FILES {
-            let d = Diagnostic::error("E0102", format!("a program may have at most {MAX_FILES} files"));
-            self.sink.push(match from {
-                Some(span) => d.at(span, "this import goes over the limit"),
-                None => d,
-            });
+            // Said of the first one only.
+            if !std::mem::replace(&mut self.too_many, true) {
+                let d = Diagnostic::error("E0102", format!("a program may have at most {MAX_FILES} files"))
+                    .help("put definitions that belong together into one file");
+                self.sink.push(match from {
+                    Some(span) => d.at(span, "this import goes over the limit"),
+                    None => d,
+                });
+            }
             return None;
         }
         let file = self.sources.add(shown, text);

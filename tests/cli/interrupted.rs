@@ -91,7 +91,7 @@ fn the_last_validation_is_done_on_resuming() {
     let folder = tiny();
     let at = folder.path();
     // One step, and a validation that is far longer.
-    write(at, "text.txt", "some words and others\n".repeat(60_000));
+    write(at, "text.txt", "some words and others\n".repeat(900_000));
     let run = ["train", "tiny.pta", "--steps", "1", "--metrics", "m.jsonl"];
     let child = start(at, &run);
     within(Duration::from_secs(60), "the run begins", || at.join("runs/Tiny/.lock").exists());

@@ -158,7 +158,7 @@ fn any_strides_and_types_agree_with_the_plain_sum() {
         for way in 0..27 {
             let (dtype, out) = TYPES[(i + way) % TYPES.len()];
             let accumulate = (i + way / 2) % 2 == 0;
-            if (i + way) % EVERY != 0 {
+            if !(i + way).is_multiple_of(EVERY) {
                 continue;
             }
             check(&Case { size, batch: 1 + i % 3, sum: way % 3, lay: lays(way), accumulate, dtype, out });
@@ -181,7 +181,7 @@ fn sizes_around_those_of_tiles() {
     for rows in [1, 2, 4, 11, 12, 13, 15, 16, 17, 24, 47, 48, 49, 64, 65, 97] {
         for columns in [1, 3, 4, 5, 7, 8, 9, 15, 17, 25] {
             n += 1;
-            if n % EVERY != 0 {
+            if !n.is_multiple_of(EVERY) {
                 continue;
             }
             let k = [1, 2, 7, 8, 31, 33, 385, 900][n % 8];
