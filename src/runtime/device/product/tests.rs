@@ -177,7 +177,7 @@ fn integers_wrap_and_may_be_in_any_order() {
 #[test]
 fn sizes_around_those_of_tiles() {
     // Rows and columns of all units' tiles, one less and one more; k of one, of odd pairs, and of several chunks.
-    let mut n = 0;
+    let mut n = 0usize;
     for rows in [1, 2, 4, 11, 12, 13, 15, 16, 17, 24, 47, 48, 49, 64, 65, 97] {
         for columns in [1, 3, 4, 5, 7, 8, 9, 15, 17, 25] {
             n += 1;
