@@ -186,8 +186,15 @@ fn sizes_around_those_of_tiles() {
             }
             let k = [1, 2, 7, 8, 31, 33, 385, 900][n % 8];
             let (dtype, out) = TYPES[n % 5];
-            let case =
-                Case { size: (rows, columns, k), batch: 1, sum: 1, lay: lays(n), accumulate: n % 2 == 0, dtype, out };
+            let case = Case {
+                size: (rows, columns, k),
+                batch: 1,
+                sum: 1,
+                lay: lays(n),
+                accumulate: n.is_multiple_of(2),
+                dtype,
+                out,
+            };
             check(&case);
             check(&Case { size: (columns, rows, k), ..case });
         }
