@@ -2,11 +2,19 @@
 
 use crate::run::{metric, succeeds};
 use crate::{err, out, tiny};
+use std::io::ErrorKind;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::Duration;
 
 fn prog(folder: &Path, arguments: &[&str]) -> Output {
-    Command::new(folder.join("prog")).args(arguments).current_dir(folder).output().expect("the program runs")
+    loop {
+        match Command::new(folder.join("prog")).args(arguments).current_dir(folder).output() {
+            // A process that another test started at that moment still holds the file as it was written.
+            Err(e) if e.kind() == ErrorKind::ExecutableFileBusy => std::thread::sleep(Duration::from_millis(20)),
+            other => return other.expect("the program runs"),
+        }
+    }
 }
 
 #[test]
