@@ -69,7 +69,6 @@ pub fn evaluate(
             out.say("the train item has no `valid`: evaluating on its `data`");
             (data, &recipe.data_at)
         }
-        (None, None) if recipe.inputs.is_empty() => return without_data(),
         (None, None) => return without_data(),
     };
     let pass = Pass::open(recipe, data, chars.as_ref(), how.batches);

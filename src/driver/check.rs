@@ -69,13 +69,10 @@ pub fn check_for_run(request: &Request, world: &dyn World) -> Checked {
 
 fn judge(request: &Request, world: &dyn World, all: bool) -> Checked {
     let mut c = load(request, world);
-    let mut used = indexmap::IndexSet::new();
-    let mut names = indexmap::IndexSet::new();
-    let mut found = Sink::default();
-    let mut walked: Vec<Elab> = Vec::new();
+    let mut walks = Walks::default();
     let mut broken: Vec<&str> = Vec::new();
     for at in c.program.models() {
-        let facts = walk(&c.program, &c.settings, at, all, &mut used, &mut names, &mut found, &mut walked);
+        let facts = walk(&c.program, &c.settings, at, all, &mut walks);
         if facts.is_none() {
             broken.push(&c.program.model(at).name.text);
         }
@@ -84,23 +81,20 @@ fn judge(request: &Request, world: &dyn World, all: bool) -> Checked {
     // Items are judged where what they speak of is sound, whatever else is wrong.
     let read = !c.sink.has_errors();
     if all && read && broken.is_empty() {
-        plan::check_all(&c.program, &mut walked, &mut found);
+        plan::check_all(&c.program, &mut walks.trained, &mut walks.found);
     }
-    for e in &mut walked {
-        names.extend(std::mem::take(&mut e.used_names));
+    for mut e in std::mem::take(&mut walks.trained) {
+        walks.collect(&mut e);
     }
-    drop(walked);
     if read {
         let sound = |item: &&Train| !broken.contains(&item.model.text.as_str());
         for item in c.program.main_items(train_item).into_iter().filter(sound) {
             let mut e = Elab::new(&c.program, c.settings.clone(), Mode::TRAIN, DType::F32);
             let facts = e.train(item, &crate::stage::slices, &without_gradients);
             if !e.failed() {
-                super::pipeline::loads(&c, &e, &facts, item, Path::new(""), &mut found);
+                super::pipeline::loads(&c, &e, &facts, item, Path::new(""), &mut walks.found);
             }
-            used.extend(std::mem::take(&mut e.used_defs));
-            names.extend(std::mem::take(&mut e.used_names));
-            found.extend(std::mem::take(&mut e.sink));
+            walks.collect(&mut e);
         }
     }
     if read {
@@ -108,20 +102,19 @@ fn judge(request: &Request, world: &dyn World, all: bool) -> Checked {
         for item in c.program.main_items(sample_item).into_iter().filter(sound) {
             let mut e = Elab::new(&c.program, c.settings.clone(), Mode::STREAM, DType::F32);
             let facts = e.sample(item);
-            used.extend(std::mem::take(&mut e.used_defs));
-            names.extend(std::mem::take(&mut e.used_names));
             let failed = e.failed();
-            found.extend(std::mem::take(&mut e.sink));
+            walks.collect(&mut e);
             if failed {
                 continue;
             }
             if let Some(feed) = facts.feed
                 && let Err(p) = stream::stream(&prune::prune(&e.b.finish()), feed.input, feed.dim, 1)
             {
-                found.push(not_streamable(p, feed.span));
+                walks.found.push(not_streamable(p, feed.span));
             }
         }
     }
+    let Walks { used, names, mut found, .. } = walks;
     style::check(&c.program, &mut found);
     let mut rest = Elab::new(&c.program, c.settings.clone(), Mode::TRAIN, DType::F32);
     rest.used_defs = used;
@@ -161,16 +154,31 @@ fn without_gradients(b: &mut Builder, _: &[ValueId], params: &[ParamId]) -> Vec<
     params.iter().map(zeros).collect()
 }
 
-#[expect(clippy::too_many_arguments, reason = "what one walk reads, and what all walks collect")]
+/// What the walks of all models and items have found.
+#[derive(Default)]
+struct Walks<'a> {
+    used: indexmap::IndexSet<ItemRef>,
+    names: indexmap::IndexSet<(resolve::ModuleId, String)>,
+    found: Sink,
+    /// The models in training, for plans to be judged by.
+    trained: Vec<Elab<'a>>,
+}
+
+impl Walks<'_> {
+    /// Takes what one walk has met and found.
+    fn collect(&mut self, e: &mut Elab) {
+        self.used.extend(std::mem::take(&mut e.used_defs));
+        self.names.extend(std::mem::take(&mut e.used_names));
+        self.found.extend(std::mem::take(&mut e.sink));
+    }
+}
+
 fn walk<'a>(
     program: &'a Program,
     settings: &Settings,
     at: ItemRef,
     weights: bool,
-    used: &mut indexmap::IndexSet<ItemRef>,
-    names: &mut indexmap::IndexSet<(resolve::ModuleId, String)>,
-    sink: &mut Sink,
-    walked: &mut Vec<Elab<'a>>,
+    walks: &mut Walks<'a>,
 ) -> Option<ModelFacts> {
     let mut facts: Option<(ModelFacts, Vec<String>)> = None;
     for mode in [Mode::TRAIN, Mode::EVAL] {
@@ -180,8 +188,7 @@ fn walk<'a>(
         if weights && mode == Mode::EVAL && !failed {
             e.check_weights(at, root);
         }
-        used.extend(std::mem::take(&mut e.used_defs));
-        names.extend(std::mem::take(&mut e.used_names));
+        walks.collect(&mut e);
         let graph = &e.b.graph;
         let count = |dims: &[crate::ir::DimId]| dims.iter().fold(1u64, |n, d| n.saturating_mul(graph.size(*d) as u64));
         let now = ModelFacts {
@@ -191,23 +198,22 @@ fn walk<'a>(
             tensors: graph.params.len(),
         };
         let paths: Vec<String> = graph.params.iter().map(|p| format!("{} {:?}", p.path, p.dims.len())).collect();
-        sink.extend(std::mem::take(&mut e.sink));
         if failed {
             return None;
         }
         if let Err(d) = super::size::addressable(&e.b.graph) {
-            sink.push(d);
+            walks.found.push(d);
             return None;
         }
         if mode == Mode::TRAIN {
-            walked.push(e);
+            walks.trained.push(e);
         }
         match &facts {
             None => facts = Some((now, paths)),
             Some((first, before)) if first.parameters != now.parameters || *before != paths => {
                 let odd = paths.iter().find(|p| !before.contains(p)).or(before.iter().find(|p| !paths.contains(p)));
                 let name = odd.map_or(String::new(), |p| p.split(' ').next().unwrap_or("").to_string());
-                sink.push(
+                walks.found.push(
                     Diagnostic::error("E0407", format!("training and evaluation disagree on parameter `{name}`"))
                         .at(program.model(at).name.span, "its modes have different parameters")
                         .help("declare parameters outside `if training`"),

@@ -1,6 +1,6 @@
 //! How much a walk may do: loops are unrolled and bodies walked at each use, so a short text can ask for any amount of work.
 //!
-//! Counted as it happens: turns of `for`, calls and instances, expressions. The report names the loop or the definition
+//! Counted as it happens: turns of `for`, calls and instances, expressions, operations. The report names the loop or the definition
 //! that was walked most.
 
 use super::Elab;
@@ -12,6 +12,8 @@ use std::collections::HashMap;
 pub const MAX_TURNS: u64 = 100_000;
 /// Bodies that are walked, and instances that are made.
 pub const MAX_CALLS: u64 = 100_000;
+/// Operations in one graph.
+pub const MAX_OPS: usize = 1_000_000;
 /// Expressions that are evaluated.
 pub const MAX_EXPRESSIONS: u64 = 2_000_000;
 
@@ -63,7 +65,9 @@ impl<'a> Elab<'a> {
     /// Some expressions, or work that is worth as much. False: the limit is passed.
     pub(super) fn spend(&mut self, expressions: u64, span: Span) -> bool {
         self.budget.expressions += expressions;
-        if self.budget.expressions > MAX_EXPRESSIONS {
+        if self.b.graph.ops.len() > MAX_OPS {
+            self.overspent(&format!("the program has more than {MAX_OPS} operations"), span);
+        } else if self.budget.expressions > MAX_EXPRESSIONS {
             self.overspent(&format!("more than {MAX_EXPRESSIONS} expressions are to be evaluated"), span);
         }
         !self.too_large

@@ -223,17 +223,13 @@ impl<'a> Elab<'a> {
         args.iter().map(|a| GivenArg { name: a.name.clone(), val: self.value(&a.value), span: a.value.span }).collect()
     }
 
-    // ---- brackets
-
-    // ---- instances
-
     // ---- the call itself
 
     /// Walks a definition's body with its arguments.
     pub fn call_def(&mut self, bound: Bound, given: Vec<GivenArg>, instance: Option<InstanceId>, site: Span) -> Val {
         let def = self.program.def(bound.def);
         self.used_defs.insert(bound.def);
-        if self.check_limit(site) {
+        if self.too_large {
             return Val::Error;
         }
         if let Some(outer) = self.frames.iter().find(|f| f.def == Some(bound.def)) {
@@ -335,6 +331,4 @@ impl<'a> Elab<'a> {
     pub fn ordinals_of(&mut self, block: &ast::Block) -> super::frame::Ordinals {
         self.ordinals.entry(block.span).or_insert_with(|| Rc::new(ordinals::number(block))).clone()
     }
-
-    // ---- results
 }

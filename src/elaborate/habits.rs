@@ -45,15 +45,3 @@ pub(super) fn setting(callee: &str, items: &[IndexItem], name: &str) -> String {
     brackets.push(format!("{name} = .."));
     format!("it is a setting: write `{callee}[{}](..)`", brackets.join(", "))
 }
-
-/// The settings of a builtin.
-pub(super) fn settings_of(builtin: &str) -> &'static [&'static str] {
-    match builtin {
-        "draw" => &["top_k", "top_p"],
-        "cumsum" | "cumprod" | "cummax" => &["exclusive", "reverse"],
-        "pad" => &["before", "after", "value"],
-        "shift" => &["by", "fill"],
-        "window" => &["stride", "dilation", "pad", "before", "after", "fill"],
-        _ => &[],
-    }
-}

@@ -54,8 +54,6 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use value::{DimSet, Val};
 
-/// At most so many operations in one graph.
-pub const MAX_OPS: usize = 1_000_000;
 /// Nested definitions (there is no recursion, so only generated programs come near).
 pub const MAX_CALL_DEPTH: usize = 64;
 
@@ -270,18 +268,6 @@ impl<'a> Elab<'a> {
             return Const::Unknown;
         }
         Const::size(self.b.graph.elements(dims))
-    }
-
-    fn check_limit(&mut self, span: Span) -> bool {
-        if self.b.graph.ops.len() > MAX_OPS && !self.too_large {
-            self.too_large = true;
-            self.error(
-                Diagnostic::error("E0410", format!("the program has more than {MAX_OPS} operations"))
-                    .at(span, "the limit was passed here")
-                    .help("use `scan` for long loops, or fewer turns"),
-            );
-        }
-        self.too_large
     }
 
     /// Emits in the program's own block, whatever loop is open, and remembers the value.

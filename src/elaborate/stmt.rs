@@ -391,10 +391,6 @@ impl<'a> Elab<'a> {
         }
         Val::Tensor(new)
     }
-
-    // ---- parameters and states
-
-    // ---- what leaves the model
 }
 
 fn collect_name<'a>(node: super::ordinals::Node<'a>, names: &mut Vec<&'a str>) {

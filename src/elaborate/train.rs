@@ -469,6 +469,4 @@ impl<'a> Elab<'a> {
         }
         Some(g)
     }
-
-    // ---- averages and loss scaling
 }

@@ -10,7 +10,7 @@ use crate::types::{DType, MapOp};
 
 impl<'a> Elab<'a> {
     pub(super) fn dot_call(&mut self, site: Site<'a>, args: Args) -> Option<Val> {
-        self.bracket_settings(site, &[])?;
+        self.own_settings(site)?;
         let dims = self.dim_list(site)?;
         self.no_named(site, &args, &[])?;
         if args.pos.len() < 2 {

@@ -98,6 +98,18 @@ pub struct Site<'a> {
     pub head: Span,
 }
 
+/// The settings that a builtin takes in its brackets.
+fn settings_of(builtin: &str) -> &'static [&'static str] {
+    match builtin {
+        "draw" => &["top_k", "top_p"],
+        "cumsum" | "cumprod" | "cummax" => &["exclusive", "reverse"],
+        "pad" => &["before", "after", "value"],
+        "shift" => &["by", "fill"],
+        "window" | "fold" => &["stride", "dilation", "pad", "before", "after", "fill"],
+        _ => &[],
+    }
+}
+
 impl<'a> Elab<'a> {
     pub fn builtin(
         &mut self,
@@ -342,7 +354,7 @@ impl<'a> Elab<'a> {
             if !known.contains(&n.text.as_str()) {
                 let d = Diagnostic::error("E0201", format!("`{}` has no argument `{}`", site.name, n.text))
                     .at(n.span, "unknown argument");
-                let setting = habits::settings_of(site.name).contains(&n.text.as_str());
+                let setting = settings_of(site.name).contains(&n.text.as_str());
                 self.error(match (did_you_mean(&n.text, known.iter().copied()), known) {
                     _ if setting => d.help(habits::setting(site.name, site.items, &n.text)),
                     (Some(x), _) => d.help(format!("did you mean `{x}`?")),
@@ -393,6 +405,11 @@ impl<'a> Elab<'a> {
                 .help("name the dims"),
         );
         None
+    }
+
+    /// The settings in a builtin's brackets.
+    pub(super) fn own_settings(&mut self, site: Site<'a>) -> Option<Vec<(String, Const, Span)>> {
+        self.bracket_settings(site, settings_of(site.name))
     }
 
     /// Settings in the brackets, by name.

@@ -34,7 +34,7 @@ impl<'a> Elab<'a> {
     }
 
     fn cumulative(&mut self, site: Site<'a>, args: Args) -> Option<Val> {
-        let settings = self.bracket_settings(site, &["exclusive", "reverse"])?;
+        let settings = self.own_settings(site)?;
         let exclusive = self.truth(&settings, "exclusive")?;
         let reverse = self.truth(&settings, "reverse")?;
         let dim = self.along(site)?;
@@ -56,7 +56,7 @@ impl<'a> Elab<'a> {
     }
 
     fn recurrence(&mut self, site: Site<'a>, args: Args) -> Option<Val> {
-        self.bracket_settings(site, &[])?;
+        self.own_settings(site)?;
         let dim = self.along(site)?;
         self.no_named(site, &args, &[])?;
         if args.pos.len() != 2 {
@@ -86,7 +86,7 @@ impl<'a> Elab<'a> {
     }
 
     fn top_k_call(&mut self, site: Site<'a>, args: Args) -> Option<Val> {
-        self.bracket_settings(site, &[])?;
+        self.own_settings(site)?;
         let (from, to) = self.arrow(site, "top_k[a -> k](x)")?;
         let x = self.one_value(site, &args)?;
         let a = self.group_dims(from)?;
@@ -122,7 +122,7 @@ impl<'a> Elab<'a> {
     }
 
     fn sort_call(&mut self, site: Site<'a>, args: Args) -> Option<Val> {
-        self.bracket_settings(site, &[])?;
+        self.own_settings(site)?;
         let dim = self.along(site)?;
         let x = self.one_value(site, &args)?;
         self.has_dims(x, &[dim], args.pos[0].span)?;
@@ -134,7 +134,7 @@ impl<'a> Elab<'a> {
 
     /// `pack[(a, b) -> (e = i, s)](x)`: (rows, place)
     fn pack_call(&mut self, site: Site<'a>, args: Args) -> Option<Val> {
-        self.bracket_settings(site, &[])?;
+        self.own_settings(site)?;
         let (from, to) = self.arrow(site, "pack[(a, b) -> (e = index, s)](x)")?;
         let packed = self.group_dims(from)?;
         let [expert, slot] = &to.parts[..] else {

@@ -16,7 +16,7 @@ impl<'a> Elab<'a> {
         if site.name == "draw" {
             return self.draw(site, args, call);
         }
-        self.bracket_settings(site, &[])?;
+        self.own_settings(site)?;
         let dims = if site.items.is_empty() {
             // In an initial value the parameter's own dims are meant.
             self.rest_dims(site.span)?
@@ -159,7 +159,7 @@ impl<'a> Elab<'a> {
 
     /// `draw[d, top_k = 0, top_p = 1.0](logits)`
     fn draw(&mut self, site: Site<'a>, args: Args, call: &'a Expr) -> Option<Val> {
-        let settings = self.bracket_settings(site, &["top_k", "top_p"])?;
+        let settings = self.own_settings(site)?;
         let top_k = self.whole(&settings, "top_k", 0)?;
         let top_p = self.number(&settings, "top_p", 1.0)?;
         let fault = if top_k < 0 {

@@ -13,7 +13,7 @@ impl<'a> Elab<'a> {
         if site.items.iter().any(|i| matches!(&i.kind, IndexKind::Group { to: Some(_), .. })) {
             return self.segment(site, args);
         }
-        self.bracket_settings(site, &[])?;
+        self.own_settings(site)?;
         let dims = self.dim_list(site)?;
         self.no_named(site, &args, &["mask"])?;
         if args.pos.len() != 1 {

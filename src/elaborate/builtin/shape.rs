@@ -36,7 +36,7 @@ impl<'a> Elab<'a> {
 
     /// `concat[(a, b) -> c](x, y)`: the k-th value has the k-th dim.
     fn concat_call(&mut self, site: Site<'a>, args: Args) -> Option<Val> {
-        self.bracket_settings(site, &[])?;
+        self.own_settings(site)?;
         let (from, to) = self.arrow(site, "concat[(a, b) -> c](x, y)")?;
         let mut parts = Vec::new();
         for p in &from.parts {
@@ -87,7 +87,7 @@ impl<'a> Elab<'a> {
 
     /// `cut[c -> (a, b)](z)`: a tuple.
     fn cut_call(&mut self, site: Site<'a>, args: Args) -> Option<Val> {
-        self.bracket_settings(site, &[])?;
+        self.own_settings(site)?;
         let (from, to) = self.arrow(site, "cut[c -> (a, b)](z)")?;
         let c = self.single_dim(from)?;
         let mut parts = Vec::new();
@@ -127,7 +127,7 @@ impl<'a> Elab<'a> {
     }
 
     fn stack_call(&mut self, site: Site<'a>, args: Args) -> Option<Val> {
-        self.bracket_settings(site, &[])?;
+        self.own_settings(site)?;
         let dims = self.dim_list(site)?;
         let [d] = dims[..] else {
             self.error(
@@ -165,7 +165,7 @@ impl<'a> Elab<'a> {
 
     /// `pad[a -> b, before = 1, after = 0, value = 0](x)`
     fn pad_call(&mut self, site: Site<'a>, args: Args) -> Option<Val> {
-        let s = self.bracket_settings(site, &["before", "after", "value"])?;
+        let s = self.own_settings(site)?;
         let before = self.whole(&s, "before", 0)?;
         let after = self.whole(&s, "after", 0)?;
         let value = self.number(&s, "value", 0.0)?;
@@ -203,7 +203,7 @@ impl<'a> Elab<'a> {
     }
 
     fn flip_call(&mut self, site: Site<'a>, args: Args) -> Option<Val> {
-        self.bracket_settings(site, &[])?;
+        self.own_settings(site)?;
         let dims = self.dim_list(site)?;
         let x = self.one_value(site, &args)?;
         self.has_dims(x, &dims, args.pos[0].span)?;
@@ -212,7 +212,7 @@ impl<'a> Elab<'a> {
     }
 
     fn shift_call(&mut self, site: Site<'a>, args: Args) -> Option<Val> {
-        let s = self.bracket_settings(site, &["by", "fill"])?;
+        let s = self.own_settings(site)?;
         let by = self.whole(&s, "by", 1)?;
         let fill = self.number(&s, "fill", 0.0)?;
         let dims = self.dim_list(site)?;
@@ -278,7 +278,7 @@ impl<'a> Elab<'a> {
     }
 
     fn window_settings(&mut self, site: Site<'a>) -> Option<WindowSettings> {
-        let s = self.bracket_settings(site, &["stride", "dilation", "pad", "before", "after", "fill"])?;
+        let s = self.own_settings(site)?;
         let pad = self.whole(&s, "pad", 0)?;
         let w = WindowSettings {
             stride: self.whole(&s, "stride", 1)?,

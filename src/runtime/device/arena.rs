@@ -1,19 +1,17 @@
 //! The one allocation that holds every temporary of a program, at offsets planned by the compiler.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Start of every buffer; a cache line, and wide enough for any vector.
 pub const ALIGN: usize = 64;
 /// Size of a large page: arenas start at such a boundary and ask for them.
 const LARGE_PAGE: usize = 2 << 20;
 
-/// Zeroed memory of a fixed size that remembers how far it was ever used.
+/// Zeroed memory of a fixed size.
 pub struct Arena {
     base: NonNull<u8>,
     len: usize,
     mapped: usize,
-    high_water: AtomicUsize,
 }
 
 // SAFETY: plain memory; who writes where is decided by the executor, which hands out disjoint ranges.
@@ -25,7 +23,7 @@ impl Arena {
     /// None where the system has no such memory.
     pub fn new(len: usize) -> Option<Arena> {
         let (base, mapped) = map(len)?;
-        Some(Arena { base, len, mapped, high_water: AtomicUsize::new(0) })
+        Some(Arena { base, len, mapped })
     }
 
     pub fn len(&self) -> usize {
@@ -40,18 +38,12 @@ impl Arena {
         self.base.as_ptr()
     }
 
-    /// Start of a range; notes that it is used. Panics where the plan and the arena disagree, before any memory is touched.
+    /// Start of a range. Panics where the plan and the arena disagree, before any memory is touched.
     pub fn claim(&self, offset: usize, bytes: usize) -> *mut u8 {
         let end = offset.checked_add(bytes).expect("range of a plan");
         assert!(end <= self.len, "range {offset}..{end} is outside of an arena of {} bytes", self.len);
-        self.high_water.fetch_max(end, Ordering::Relaxed);
         // SAFETY: inside the mapping, as just checked.
         unsafe { self.base().add(offset) }
-    }
-
-    /// One past the last byte that was ever claimed.
-    pub fn high_water(&self) -> usize {
-        self.high_water.load(Ordering::Relaxed)
     }
 }
 
@@ -131,10 +123,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_zero_aligned_and_remembers_its_high_water() {
+    fn memory_is_zero_aligned_and_writable_to_the_end() {
         for len in [0, 1, 4096, LARGE_PAGE, 5 * LARGE_PAGE + 12] {
             let arena = Arena::new(len).unwrap();
-            assert_eq!(arena.high_water(), 0);
             if len == 0 {
                 continue;
             }
@@ -145,8 +136,8 @@ mod tests {
                 assert_eq!(*last, 0);
                 *last = 7;
             }
-            arena.claim(0, 1);
-            assert_eq!(arena.high_water(), len);
+            // SAFETY: as above.
+            assert_eq!(unsafe { *arena.claim(len - 1, 1) }, 7);
         }
     }
 
