@@ -1,9 +1,19 @@
 //! The standard library against plain formulas, evaluated by the reference interpreter.
 
+#[path = "stdlib/dropout.rs"]
+mod dropout;
 #[path = "common/eval.rs"]
 mod eval;
+#[path = "stdlib/experts.rs"]
+mod experts;
+#[path = "stdlib/heads.rs"]
+mod heads;
+#[path = "stdlib/layers.rs"]
+mod layers;
+#[path = "support/step.rs"]
+mod step;
 
-use eval::{Named, noise, run};
+use eval::{Named, Setting, noise, run, run_at};
 use partita::elaborate::Mode;
 
 #[track_caller]
@@ -70,6 +80,55 @@ fn cross_entropy_of_four_classes_is_the_textbook_value() {
     close(out["smooth"].data[0], total - 0.9 * 1.0 - 0.1 * 1.5);
     close(out["steady"].data[0], total - 1.0 + 0.5 * total * total);
     assert!(out.values().all(|v| v.data[1] == 0.0));
+}
+
+#[test]
+fn cross_entropy_with_smoothing_and_z_is_the_sum_of_its_parts() {
+    let text = "
+        use losses.{cross_entropy}
+        dim batch = 5, c = 4
+        model M(x: [batch, c], label: int[batch]) {
+            output y = cross_entropy[c, ignore = 3, smoothing = 0.2, z = 0.3](x, label)
+        }";
+    let x = noise(13, 20);
+    let labels = [0, 3, 2, 1, 0];
+    let given = [("x", x.clone()), ("label", labels.iter().map(|l| *l as f64).collect())];
+    let y = only(text, Mode::EVAL, &given, "y");
+    for (b, label) in labels.into_iter().enumerate() {
+        let row = &x[b * 4..b * 4 + 4];
+        let total = row.iter().map(|x| x.exp()).sum::<f64>().ln();
+        // The target distribution: 0.8 for the label, and 0.2 / 4 for each class.
+        let target = |c: usize| 0.05 + if c == label { 0.8 } else { 0.0 };
+        let entropy: f64 = (0..4).map(|c| -target(c) * (row[c] - total)).sum();
+        close(y.data[b], if label == 3 { 0.0 } else { entropy + 0.3 * total * total });
+    }
+}
+
+#[test]
+fn losses_of_numbers_are_their_formulas() {
+    let text = "
+        use losses.{absolute_error, bce, kl_unit, mse, square_error}
+        dim batch = 3, d = 4
+        model M(a: [batch, d], b: [batch, d]) {
+            output squares = square_error(a, b)
+            output mean_square = mse(a, b)
+            output distance = absolute_error(a, b)
+            output divergence = kl_unit(a, b)
+            output binary = bce(4 * a, 0.5 + 0.5 * b)
+        }";
+    let (a, b) = (noise(14, 12), noise(15, 12));
+    let out = run(text, Mode::EVAL, &[("a", a.clone()), ("b", b.clone())]);
+    for i in 0..12 {
+        let (a, b) = (a[i], b[i]);
+        close(out["squares"].data[i], (a - b) * (a - b));
+        close(out["distance"].data[i], if a > b { a - b } else { b - a });
+        close(out["divergence"].data[i], 0.5 * (a * a + b.exp() - 1.0 - b));
+        // -(t ln p + (1 - t) ln(1 - p)) for the probability p and the target t.
+        let (p, t) = (1.0 / (1.0 + (-4.0 * a).exp()), 0.5 + 0.5 * b);
+        close(out["binary"].data[i], -(t * p.ln() + (1.0 - t) * (1.0 - p).ln()));
+    }
+    close(out["mean_square"].data[0], a.iter().zip(&b).map(|(a, b)| (a - b).powi(2)).sum::<f64>() / 12.0);
+    assert!(out["mean_square"].dims.is_empty());
 }
 
 #[test]
@@ -292,9 +351,10 @@ fn the_lstm_is_its_recurrence() {
             output y = lstm(x)
             output wx = lstm.wx
             output wh = lstm.wh
+            output bias = lstm.bias
         }";
     let x = noise(10, 24);
-    let out = run(text, Mode::EVAL, &[("x", x.clone())]);
+    let out = run_at(text, &Setting { noisy: true, ..Setting::default() }, &[("x", x.clone())]);
     let sigmoid = |v: f64| 1.0 / (1.0 + (-v).exp());
     for batch in 0..2 {
         let (mut h, mut c) = ([0.0; 2], [0.0; 2]);
@@ -302,7 +362,8 @@ fn the_lstm_is_its_recurrence() {
             let gate = |g: usize, j: usize| {
                 let wx = |i| out["wx"].at(&[("i", i), ("gate", g), ("hidden", j), ("h", j)]);
                 let wh = |k| out["wh"].at(&[("prev", k), ("gate", g), ("hidden", j), ("h", j)]);
-                (0..3).map(|i| x[(batch * 4 + t) * 3 + i] * wx(i)).sum::<f64>()
+                out["bias"].at(&[("gate", g), ("hidden", j), ("h", j)])
+                    + (0..3).map(|i| x[(batch * 4 + t) * 3 + i] * wx(i)).sum::<f64>()
                     + (0..2).map(|k| h[k] * wh(k)).sum::<f64>()
             };
             let gates: Vec<[f64; 4]> = (0..2).map(|j| [gate(0, j), gate(1, j), gate(2, j), gate(3, j)]).collect();

@@ -18,11 +18,12 @@ pub struct Named {
 }
 
 impl Named {
-    /// The element at these indices, by name of dim (`key` also finds `f.key`).
+    /// The element at these indices, by name of dim (`key` also finds `f.key`, and `f.key#2`, which is of another size).
     pub fn at(&self, place: &[(&str, usize)]) -> f64 {
         let mut index = 0;
         for (dim, size) in self.dims.iter().zip(&self.sizes) {
             let own = dim.rsplit('.').next().unwrap_or(dim);
+            let own = own.split('#').next().unwrap_or(own);
             let (_, i) = place.iter().find(|(name, _)| *name == own).unwrap_or_else(|| panic!("no index for {dim}"));
             index = index * size + i;
         }
@@ -30,19 +31,39 @@ impl Named {
     }
 }
 
+/// What a program is run at, beside its inputs.
+pub struct Setting<'a> {
+    pub mode: Mode,
+    pub step: u64,
+    /// Parameters are [`noise`] in the place of their initial values, many of which are 0 or 1 and show nothing.
+    pub noisy: bool,
+    /// Model state that is not as it begins: the end of its path, and its elements.
+    pub states: &'a [(&'a str, Vec<f64>)],
+}
+
+impl Default for Setting<'_> {
+    fn default() -> Self {
+        Setting { mode: Mode::EVAL, step: 0, noisy: false, states: &[] }
+    }
+}
+
 /// Elaborates the only model of a text in one mode and runs it once. Inputs are by name, in declared order of axes;
 /// parameters have their initial values.
 pub fn run(text: &str, mode: Mode, inputs: &[(&str, Vec<f64>)]) -> BTreeMap<String, Named> {
+    run_at(text, &Setting { mode, ..Setting::default() }, inputs)
+}
+
+pub fn run_at(text: &str, setting: &Setting, inputs: &[(&str, Vec<f64>)]) -> BTreeMap<String, Named> {
     let mut world = Memory::default();
     world.0.insert("main.pta".into(), text.to_string());
     let checked = driver::check::load(&Request { path: "main.pta".into(), ..Request::default() }, &world);
     assert!(!checked.sink.has_errors(), "{}", render::text(&checked.sink, &checked.sources, false));
     let model = checked.program.models()[0];
-    let mut walk = Elab::new(&checked.program, checked.settings.clone(), mode, DType::F64);
+    let mut walk = Elab::new(&checked.program, checked.settings.clone(), setting.mode, DType::F64);
     walk.model(model);
     assert!(!walk.failed(), "{}", render::text(&walk.sink, &checked.sources, false));
 
-    let mut env = Env { seed: 1, ..Env::default() };
+    let mut env = Env { seed: 1, step: setting.step, ..Env::default() };
     let init = &walk.init.graph;
     let blank = |dtype: DType, dims: &[partita::ir::DimId]| {
         Tensor::filled(dtype, dims.iter().map(|d| init.dim(*d).size).collect(), 0.0)
@@ -61,6 +82,16 @@ pub fn run(text: &str, mode: Mode, inputs: &[(&str, Vec<f64>)]) -> BTreeMap<Stri
         }
     }
     let graph = &walk.b.graph;
+    if setting.noisy {
+        for (n, p) in env.params.iter_mut().enumerate() {
+            p.data = noise(1000 + n as u32, p.data.len());
+        }
+    }
+    for (path, data) in setting.states {
+        let at = graph.states.iter().position(|s| s.path.ends_with(path)).expect("the model has this state");
+        assert_eq!(env.states[at].data.len(), data.len());
+        env.states[at].data.clone_from(data);
+    }
     for input in &graph.inputs {
         let shape: Vec<usize> = input.dims.iter().map(|d| graph.dim(*d).size).collect();
         let (_, data) = inputs.iter().find(|(name, _)| *name == input.name).expect("every input is given");
