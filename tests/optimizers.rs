@@ -178,6 +178,26 @@ fn adafactor_keeps_a_row_and_a_column() {
     }
 }
 
+#[test]
+fn adafactor_of_vectors_keeps_all_second_moments() {
+    for clip in [1.0, 0.3] {
+        let mut w = noise(1);
+        let mut run = Run::new(&format!("optimizer adafactor_vector(lr = 0.01, clip = {clip:?})"), &w);
+        let mut v = vec![0.0; R * C];
+        for step in 0..4 {
+            let g: Vec<f64> = noise(20 + step).iter().map(|g| g * f64::from(1 + step)).collect();
+            let ours = run.step(&g);
+            let decay = 1.0 - f64::from(step + 1).powf(-0.8);
+            (0..R * C).for_each(|n| v[n] = decay * v[n] + (1.0 - decay) * (g[n] * g[n] + 1e-30));
+            let u: Vec<f64> = (0..R * C).map(|n| g[n] / v[n].sqrt()).collect();
+            let rms = |x: &[f64]| (x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64).sqrt();
+            let scale = 0.01 * rms(&w).max(1e-3) / (rms(&u) / clip).max(1.0);
+            (0..R * C).for_each(|n| w[n] -= scale * u[n]);
+            close(&ours, &w, 1e-11);
+        }
+    }
+}
+
 /// The product of a matrix [R, C] with its transpose.
 fn square(a: &[f64]) -> Vec<f64> {
     let entry = |i: usize, j: usize| (0..C).map(|k| a[i * C + k] * a[j * C + k]).sum();
@@ -202,6 +222,40 @@ fn muon_steps_by_a_nearly_orthogonal_matrix() {
                 assert!(entry.abs() < 0.4, "{near:?}");
             }
         }
+    }
+}
+
+/// Five turns of x -> a x + (b A + c A^2) x with A = x x^T, from x / |x|.
+fn newton_schulz(m: &[f64]) -> Vec<f64> {
+    let norm = m.iter().map(|x| x * x).sum::<f64>().sqrt() + 1e-7;
+    let mut x: Vec<f64> = m.iter().map(|m| m / norm).collect();
+    for _ in 0..5 {
+        let a = square(&x);
+        let entry = |i: usize, j: usize| {
+            let twice: f64 = (0..R).map(|k| a[i * R + k] * a[k * R + j]).sum();
+            -4.7750 * a[i * R + j] + 2.0315 * twice
+        };
+        x = (0..R * C)
+            .map(|n| 3.4445 * x[n] + (0..R).map(|k| entry(n / C, k) * x[k * C + n % C]).sum::<f64>())
+            .collect();
+    }
+    x
+}
+
+#[test]
+fn muon_looks_ahead_along_its_momentum() {
+    let mut w = noise(1);
+    let mut run = Run::new("optimizer muon(lr = 0.1, momentum = 0.9, weight_decay = 0.2)", &w);
+    let mut m = vec![0.0; R * C];
+    for step in 0..3 {
+        let g = noise(40 + step);
+        let ours = run.step(&g);
+        (0..R * C).for_each(|n| m[n] = 0.9 * m[n] + g[n]);
+        let look: Vec<f64> = (0..R * C).map(|n| g[n] + 0.9 * m[n]).collect();
+        let o = newton_schulz(&look);
+        let scale = (C as f64 / R as f64).sqrt();
+        (0..R * C).for_each(|n| w[n] -= 0.1 * (scale * o[n] + 0.2 * w[n]));
+        close(&ours, &w, 1e-11);
     }
 }
 
@@ -276,6 +330,40 @@ fn schedules_are_their_formulas() {
             w -= rate(f64::from(step));
             let ours = run.step(&[1.0; R * C]);
             assert!((ours[0] - w).abs() < 1e-6, "{text} at step {step}: {} is not {w}", ours[0]);
+        }
+    }
+}
+
+/// Rates where one piece of a schedule ends and the next begins, worked out by hand.
+#[test]
+fn schedules_at_their_corners() {
+    let all: [(&str, &[(u64, f64)]); 9] = [
+        ("constant(0.8)", &[(0, 0.8), (999, 0.8)]),
+        ("constant(0.8, warmup = 4)", &[(0, 0.2), (2, 0.6), (3, 0.8), (4, 0.8)]),
+        ("warmup(0.8, steps = 4)", &[(0, 0.2), (3, 0.8), (4, 0.8), (99, 0.8)]),
+        ("cosine(0.8, steps = 10, end = 0.2)", &[(0, 0.8), (5, 0.5), (10, 0.2), (11, 0.2), (999, 0.2)]),
+        (
+            "warmup_cosine(0.8, warmup = 4, steps = 14, end = 0.2)",
+            &[(0, 0.2), (3, 0.8), (4, 0.8), (9, 0.5), (14, 0.2), (15, 0.2)],
+        ),
+        ("linear(0.8, steps = 10, end = 0.2)", &[(0, 0.8), (5, 0.5), (9, 0.26), (10, 0.2), (11, 0.2)]),
+        (
+            "warmup_linear(0.8, warmup = 4, steps = 12)",
+            &[(0, 0.2), (3, 0.8), (4, 0.8), (8, 0.4), (11, 0.1), (12, 0.0), (13, 0.0)],
+        ),
+        (
+            "wsd(0.8, warmup = 4, steps = 20, tail = 8)",
+            &[(0, 0.2), (3, 0.8), (4, 0.8), (11, 0.8), (12, 0.8), (13, 0.7), (19, 0.1), (20, 0.0), (21, 0.0)],
+        ),
+        ("wsd(0.8, warmup = 0, steps = 4, tail = 1)", &[(0, 0.8), (3, 0.8), (4, 0.0)]),
+    ];
+    for (text, corners) in all {
+        let mut run = Run::new(&format!("optimizer sgd(lr = {text})"), &[0.0; R * C]);
+        for (step, rate) in corners {
+            run.env.step = *step;
+            let before = run.env.params[0].data[0];
+            let after = run.step(&[1.0; R * C])[0];
+            assert!((before - after - rate).abs() < 1e-6, "{text} at step {step}: {} is not {rate}", before - after);
         }
     }
 }
