@@ -1,5 +1,5 @@
-//! A published model of 260,032 parameters: losses, gradient norms and training traces of an independent implementation
-//! in f64, and the text that the model is known to write.
+//! A published model of 260,032 parameters: losses, the gradient of every tensor and training traces of an independent
+//! implementation in f64, and the text that the model is known to write.
 //!
 //! The model's file is not part of the repository: the folder that holds `stories260K.bin` and `tok512.bin` is
 //! `$PARTITA_DATA`, or `../shared/data` beside the checkout. Without it these tests say that they are skipped.
@@ -96,6 +96,54 @@ fn follows(item: &str, trace: &str, after: &str) {
 #[test]
 fn gradient_descent_follows_the_reference() {
     follows("sgd", "sgd_lr0.02_loss_gradnorm_before_each_step", "sgd_loss_after_5");
+}
+
+/// One step of plain descent moves each weight by the rate times its gradient: the movement of every tensor, under the
+/// names of the published file, gives the norm and the sum of its gradient.
+#[test]
+fn the_gradient_of_each_tensor_is_that_of_the_reference() {
+    let Some(s) = Setting::new(&training_rows(&facts()), 1) else { return };
+    s.trace("sgd", 1, &["--precision", "f64", "--out", "run"]);
+    let arguments =
+        ["export", "story.pta", "--item", "sgd", "--precision", "f64", "--checkpoint", "run", "--with", "original"];
+    run::succeeds(s.folder.path(), &[&arguments[..], &["-o", "after.safetensors"]].concat());
+    let [before, after] = ["stories260k", "after"].map(|name| {
+        std::fs::read(s.folder.path().join(format!("{name}.safetensors"))).expect("the weights were written")
+    });
+    let [before, after] =
+        [&before, &after].map(|bytes| safetensors::SafeTensors::deserialize(bytes).expect("a safetensors file"));
+    let gradient = |name: &str| -> Vec<f64> {
+        let [old, new] = [&before, &after].map(|file| {
+            let bytes = file.tensor(name).unwrap_or_else(|_| panic!("no tensor {name}")).data();
+            bytes.chunks_exact(8).map(|b| f64::from_le_bytes(b.try_into().expect("8 bytes"))).collect::<Vec<f64>>()
+        });
+        assert_eq!(old.len(), new.len());
+        old.iter().zip(new).map(|(old, new)| (old - new) / 0.02).collect()
+    };
+    // The reference names the tensors of all layers together.
+    let kinds = [
+        ("token_embedding", "tok_embeddings.weight"),
+        ("rms_att", "layers.{i}.attention_norm.weight"),
+        ("wq", "layers.{i}.attention.wq.weight"),
+        ("wk", "layers.{i}.attention.wk.weight"),
+        ("wv", "layers.{i}.attention.wv.weight"),
+        ("wo", "layers.{i}.attention.wo.weight"),
+        ("rms_ffn", "layers.{i}.ffn_norm.weight"),
+        ("w1", "layers.{i}.feed_forward.w1.weight"),
+        ("w2", "layers.{i}.feed_forward.w2.weight"),
+        ("w3", "layers.{i}.feed_forward.w3.weight"),
+        ("rms_final", "norm.weight"),
+    ];
+    let training = &s.facts["training"];
+    let (norms, sums) = (&training["grad_l2_per_tensor"], &training["grad_sum_per_tensor"]);
+    assert_eq!(norms.as_object().expect("a norm for each tensor").len(), kinds.len());
+    let layers = s.facts["config"]["layers"].as_u64().expect("a number of layers");
+    for (kind, name) in kinds {
+        let turns = if name.contains("{i}") { layers } else { 1 };
+        let g: Vec<f64> = (0..turns).flat_map(|i| gradient(&name.replace("{i}", &i.to_string()))).collect();
+        close(g.iter().map(|g| g * g).sum::<f64>().sqrt(), norms[kind].as_f64().expect("a norm"), 1e-9);
+        close(g.iter().sum(), sums[kind].as_f64().expect("a sum"), 1e-8);
+    }
 }
 
 #[test]
