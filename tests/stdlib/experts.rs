@@ -128,7 +128,7 @@ fn expect(s: &Layer, x: &[f64], out: &Outputs) -> Expected {
             .collect();
         // Queues: the first choices of all positions in order, then the second ones.
         let mut queued = [0; E];
-        let mut kept = vec![[true; PICK]; POS];
+        let mut kept = [[true; PICK]; POS];
         for choice in 0..PICK {
             for at in 0..POS {
                 let e = chosen[at][choice];
@@ -169,8 +169,8 @@ fn expect(s: &Layer, x: &[f64], out: &Outputs) -> Expected {
     }
     found.busiest = shares.iter().copied().fold(0.0, f64::max) * E as f64;
     let mean = load.iter().sum::<f64>() / E as f64;
-    for e in 0..E {
-        found.bias[e] += s.steer * if load[e] == mean { 0.0 } else { (mean - load[e]).signum() };
+    for (bias, load) in found.bias.iter_mut().zip(load) {
+        *bias += s.steer * if load == mean { 0.0 } else { (mean - load).signum() };
     }
     found
 }

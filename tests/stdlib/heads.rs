@@ -87,7 +87,7 @@ fn check_multi_head(r: &Rule) {
     let weight =
         |part: &str, d: usize, h: usize, e: usize| out[&format!("w_{part}")].at(&[("d", d), ("heads", h), ("hd", e)]);
     for (b, row) in x.chunks(POS * D).enumerate() {
-        let mut y = vec![0.0; POS * D];
+        let mut y = [0.0; POS * D];
         for h in 0..HEADS {
             let project = |part: &str| -> Vec<Vec<f64>> {
                 let element = |x: &[f64], e: usize| {
@@ -134,7 +134,7 @@ fn grouped_attention_within_documents_and_a_window() {
     let document = vec![0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 2.0, 2.0];
     let out = run(&text, &[("x", x.clone()), ("document", document.clone())]);
     for (b, row) in x.chunks(POS * D).enumerate() {
-        let mut y = vec![0.0; POS * D];
+        let mut y = [0.0; POS * D];
         for (kv, group) in (0..HEADS).map(|h| (h / 2, h % 2)) {
             let at =
                 |name: &str, d: usize, e: usize| out[name].at(&[("d", d), ("kv", kv), ("group", group), ("hd", e)]);

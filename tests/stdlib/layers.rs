@@ -74,10 +74,10 @@ fn pointwise_functions_are_their_formulas() {
         (0..16).for_each(|i| close(out[&format!("y{n}")].data[i], formula(3.0 * x[i])));
     }
     let total = x.iter().map(|x| x.exp()).sum::<f64>().ln();
-    for i in 0..16 {
-        close(out["logs"].data[i], x[i] - total);
-        close(out["moved"].data[i], x[i] * (1.0 + 2.0 * x[i]) + x[i] * x[i]);
-        (0..3).for_each(|j| close(out["product"].at(&[("n", i), ("m", j)]), x[i] * y[j]));
+    for (i, x) in x.iter().enumerate() {
+        close(out["logs"].data[i], x - total);
+        close(out["moved"].data[i], x * (1.0 + 2.0 * x) + x * x);
+        (0..3).for_each(|j| close(out["product"].at(&[("n", i), ("m", j)]), x * y[j]));
     }
     let hot = |m: usize| (0..16).filter(|n| out["hot"].at(&[("n", *n), ("m", m)]) != 0.0).collect::<Vec<_>>();
     (0..3).for_each(|m| assert_eq!(hot(m), [(8.0 * y[m] + 8.0) as usize]));
@@ -105,12 +105,12 @@ fn norms_apply_their_gain_and_bias() {
         let mean = x.iter().sum::<f64>() / 4.0;
         let variance = x.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / 4.0;
         let power = x.iter().map(|x| x * x).sum::<f64>() / 4.0;
-        for d in 0..4 {
+        for (d, x) in x.iter().enumerate() {
             let at = [("batch", b), ("d", d)];
             let own = |name: &str| out[name].data[d];
-            close(out["y"].at(&at), (x[d] - mean) / (variance + 0.1).sqrt() * own("scale") + own("bias"));
-            close(out["z"].at(&at), x[d] / (power + 0.1).sqrt() * own("gain"));
-            close(out["u"].at(&at), x[d] / (power + 0.1).sqrt() * (1.0 + own("distance")));
+            close(out["y"].at(&at), (x - mean) / (variance + 0.1).sqrt() * own("scale") + own("bias"));
+            close(out["z"].at(&at), x / (power + 0.1).sqrt() * own("gain"));
+            close(out["u"].at(&at), x / (power + 0.1).sqrt() * (1.0 + own("distance")));
         }
     }
 }
@@ -350,10 +350,10 @@ fn a_selective_state_space_is_its_recurrence() {
                 let raw: f64 = (0..2).map(|r| low[r] * at("dt_up", &[("r", r), ("c", c)])).sum();
                 let dt = (1.0 + (raw + out["dt_bias"].data[c]).exp()).ln();
                 let mut y = out["skip"].data[c] * x[c];
-                for n in 0..4 {
+                for (n, h) in h[c].iter_mut().enumerate() {
                     let a = -at("a_log", &[("c", c), ("n", n)]).exp();
-                    h[c][n] = (dt * a).exp() * h[c][n] + dt * project("w_b", n) * x[c];
-                    y += project("w_c", n) * h[c][n];
+                    *h = (dt * a).exp() * *h + dt * project("w_b", n) * x[c];
+                    y += project("w_c", n) * *h;
                 }
                 close(out["y"].at(&[("batch", b), ("pos", t), ("c", c)]), y);
             }
