@@ -113,7 +113,7 @@ fn a_step_allocates_nothing() {
         });
         assert!(quiet, "{threads} threads allocate");
         assert_eq!(exec.high_water(0), program.routines[0].arena);
-        let times = exec.timings(0);
+        let times = exec.profile(0).expect("a measured executor").steps;
         let runs = times.iter().map(|t| t.runs).min().unwrap();
         let looped = times.iter().filter(|t| t.runs == 4 * runs).count();
         let plain = times.iter().filter(|t| t.runs == runs).count();

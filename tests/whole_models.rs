@@ -7,7 +7,7 @@ use partita::driver::pipeline::{self, ALL};
 use partita::driver::{Options, Recipe, Request};
 use partita::memory;
 use partita::runtime::data::Batch;
-use partita::runtime::exec::scratch_bytes;
+use partita::runtime::exec::{ExecOptions, scratch_bytes};
 use partita::source::Disk;
 use partita::types::{DType, rng};
 use std::path::Path;
@@ -112,7 +112,8 @@ fn check(case: Case) {
         let recipe = &graphs.recipe;
         let planned: Vec<usize> = program.routines.iter().map(|r| r.arena).collect();
         let peaks: Vec<usize> = program.routines.iter().map(|r| memory::report(&program, r).peak_bytes).collect();
-        let mut engine = Compiled::open(program, recipe, 2, false).expect("an executor");
+        let mut engine =
+            Compiled::open(program, recipe, ExecOptions { threads: 2, ..ExecOptions::default() }).expect("an executor");
         let ours = run(&mut engine, recipe, case.steps);
         compare(&case, &precision.to_string(), &ours, &expected, bound, true);
         match &exact {

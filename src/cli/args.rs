@@ -3,6 +3,7 @@
 use crate::driver::recipe::{Overrides, Recipe};
 use crate::driver::train::TrainRequest;
 use crate::driver::{Options, Request, plan};
+use crate::runtime::exec::ExecOptions;
 use crate::types::DType;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -151,6 +152,12 @@ pub struct TrainHow {
     /// Write the figures of each step to a file, as JSON lines
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<PathBuf>,
+    /// Say at the end where the time of a step goes, kernel by kernel and line by line
+    #[arg(long)]
+    pub profile: bool,
+    /// Write when each kernel ran to a file, as JSON for Perfetto (ui.perfetto.dev)
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]
@@ -283,6 +290,11 @@ impl SourceArgs {
 impl TrainHow {
     pub fn overrides(&self) -> Overrides {
         Overrides { steps: self.steps, seed: self.seed, data: self.data.clone() }
+    }
+
+    /// How the executor runs; `watched`: it looks for values that are not finite.
+    pub fn execution(&self, threads: usize, watched: bool) -> ExecOptions {
+        ExecOptions { threads, check_finite: watched, timing: self.profile || self.trace.is_some() }
     }
 
     /// `watched`: see [`TrainRequest`].

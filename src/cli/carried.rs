@@ -10,6 +10,7 @@ use crate::driver::engine::{Compiled, Engine};
 use crate::driver::findings::{Findings, Outcome};
 use crate::driver::show;
 use crate::program::Program;
+use crate::runtime::exec::ExecOptions;
 use crate::source::SourceMap;
 use clap::{Parser, Subcommand};
 
@@ -58,13 +59,15 @@ fn dispatch(cli: Cli, program: Program, bundle: Bundle, out: &mut Output) -> Out
     match cli.command {
         Command::Train(how) => {
             recipe.apply(&how.overrides());
-            let mut engine = Compiled::open(program, &recipe, cli.threads, false)?;
+            let mut engine = Compiled::open(program, &recipe, how.execution(cli.threads, false))?;
             train::introduce(&recipe, engine.threads(), out);
-            train::follow(&recipe, &mut engine, &how.request(&recipe, false), &texts, false, out)
+            let request = how.request(&recipe, false);
+            train::profiled(&recipe, &mut engine, &how, &request, &texts, false, out)
         }
         Command::Eval(how) => {
             recipe.apply(&how.overrides());
-            let mut engine = Compiled::open(program, &recipe, cli.threads, false)?;
+            let mut engine =
+                Compiled::open(program, &recipe, ExecOptions { threads: cli.threads, ..ExecOptions::default() })?;
             eval::evaluate(&recipe, &mut engine, &how, &[], &texts, out)
         }
         Command::Sample(how) => match sample {

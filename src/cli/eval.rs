@@ -13,6 +13,7 @@ use crate::driver::sampler::Sampled;
 use crate::driver::train::left_out;
 use crate::driver::{overwrite, pipeline, show, weights};
 use crate::runtime::checkpoint::Checkpoint;
+use crate::runtime::exec::ExecOptions;
 use crate::runtime::stop::StopFlag;
 use crate::source::{Disk, SourceMap};
 use std::path::PathBuf;
@@ -35,7 +36,7 @@ fn compiled(args: &EvalArgs, threads: usize, out: &mut Output) -> Outcome<Code> 
     if args.compile.timings {
         train::timings(&g.timings, out);
     }
-    let mut engine = Compiled::open(program, &g.recipe, threads, false)?;
+    let mut engine = Compiled::open(program, &g.recipe, ExecOptions { threads, ..ExecOptions::default() })?;
     evaluate(&g.recipe, &mut engine, &args.how, &args.output, &g.findings.sources, out)
 }
 

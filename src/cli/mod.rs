@@ -17,6 +17,7 @@ mod ir;
 mod library;
 mod memory;
 mod output;
+mod profile;
 mod progress;
 mod sample;
 mod train;

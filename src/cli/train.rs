@@ -1,9 +1,9 @@
 //! `partita train`: progress while it runs, the loss curve at the end.
 
-use super::args::{EngineChoice, TrainArgs};
+use super::args::{EngineChoice, TrainArgs, TrainHow};
 use super::output::{Output, grouped};
 use super::progress::Progress;
-use super::{Code, OK};
+use super::{Code, OK, profile};
 use crate::diag::Severity;
 use crate::driver::engine::{Compiled, Engine, Interpreted};
 use crate::driver::findings::{Findings, Outcome};
@@ -28,24 +28,54 @@ fn train(args: &TrainArgs, threads: usize, out: &mut Output) -> Outcome<Code> {
     let mut g = pipeline::checked_graphs(&options, &Disk)?;
     warnings(&g.findings, out);
     g.recipe.apply(&args.how.overrides());
-    let mut engine: Box<dyn Engine> = match args.engine {
-        EngineChoice::Interp => Box::new(Interpreted::new(&g)),
+    let mut compiled = match args.engine {
+        EngineChoice::Interp => None,
         EngineChoice::Cpu => {
             let program = pipeline::program(&mut g, pipeline::ALL, None, &options)?;
-            Box::new(Compiled::open(program, &g.recipe, threads, args.debug_nan)?)
+            Some(Compiled::open(program, &g.recipe, args.how.execution(threads, args.debug_nan))?)
         }
     };
+    let mut interpreted = compiled.is_none().then(|| Interpreted::new(&g));
     if args.compile.timings {
         timings(&g.timings, out);
     }
-    let recipe = g.recipe;
-    introduce(&recipe, engine.threads(), out);
+    let (recipe, sources) = (g.recipe, g.findings.sources);
+    let threads = compiled.as_ref().map_or(1, Engine::threads);
+    introduce(&recipe, threads, out);
     if args.dry_run {
         out.line(format!("{} steps, not run", grouped(recipe.steps)));
         return Ok(OK);
     }
     let request = args.how.request(&recipe, args.debug_nan);
-    follow(&recipe, &mut *engine, &request, &g.findings.sources, args.compile.timings, out)
+    let timed = args.compile.timings;
+    match (&mut compiled, &mut interpreted) {
+        (Some(engine), _) => profiled(&recipe, engine, &args.how, &request, &sources, timed, out),
+        (None, Some(engine)) => follow(&recipe, engine, &request, &sources, timed, out),
+        (None, None) => unreachable!("one of the two engines is made"),
+    }
+}
+
+/// Trains a compiled program, and shows where the time went if that is asked for.
+pub fn profiled(
+    recipe: &Recipe,
+    engine: &mut Compiled,
+    how: &TrainHow,
+    request: &TrainRequest,
+    sources: &SourceMap,
+    timed: bool,
+    out: &mut Output,
+) -> Outcome<Code> {
+    if let Some(path) = &how.trace {
+        overwrite::refuse(path, sources, &recipe.read_paths())?;
+    }
+    let code = follow(recipe, engine, request, sources, timed, out)?;
+    if how.profile {
+        profile::print(engine, out);
+    }
+    if let Some(path) = &how.trace {
+        profile::write(engine, path)?;
+    }
+    Ok(code)
 }
 
 /// What is going to be trained.

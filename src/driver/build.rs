@@ -2,11 +2,11 @@
 //!
 //! Layout of such a file: an executable, a program (see `program`), the length of the program in eight bytes, [`MARK`].
 
-use super::findings::{Findings, Outcome};
+use super::findings::Outcome;
+use super::overwrite;
 use super::passes::internal;
 use super::recipe::Recipe;
 use super::sample::SampleRecipe;
-use crate::diag::Diagnostic;
 use crate::program::{FileError, Program};
 use crate::runtime::RuntimeError;
 use serde::{Deserialize, Serialize};
@@ -54,12 +54,7 @@ pub fn settle_paths(recipe: &mut Recipe) {
 /// Writes `program` with `bundle` behind a copy of the executable of this process; gives the file's size.
 pub fn write(to: &Path, mut program: Program, bundle: &Bundle) -> Outcome<u64> {
     program.settings = serde_json::to_string(bundle).map_err(|e| internal("build", &e.to_string()))?;
-    let cannot = |e: std::io::Error| {
-        Findings::of(
-            Diagnostic::error("E0813", format!("cannot write `{}`: {e}", to.display()))
-                .help("see that the directory is there, writable, and has space"),
-        )
-    };
+    let cannot = |e: std::io::Error| overwrite::unwritten(to, &e);
     let mut bytes = own_executable().map_err(cannot)?;
     let (words, _) = slot().split_at(31);
     for place in bytes.chunks_exact_mut(32).filter(|c| c.starts_with(words)) {

@@ -9,7 +9,7 @@ use crate::ir::{self, Graph};
 use crate::program::{self, OutputKind, Program, Source};
 use crate::runtime::RuntimeError;
 use crate::runtime::data::Batch;
-use crate::runtime::exec::{ExecOptions, Executor, RunArgs};
+use crate::runtime::exec::{ExecOptions, Executor, Roof, RunArgs};
 use crate::types::DType;
 use std::sync::Arc;
 
@@ -70,17 +70,22 @@ pub struct Compiled {
 }
 
 impl Compiled {
-    /// `watched`: stop at the first value that is not finite; the program should be compiled unfused.
-    pub fn open(program: Program, recipe: &Recipe, threads: usize, watched: bool) -> Result<Compiled, RuntimeError> {
+    /// With `check_finite` the program should be compiled unfused.
+    pub fn open(program: Program, recipe: &Recipe, options: ExecOptions) -> Result<Compiled, RuntimeError> {
         let find = |slots: &[program::Slot], path: &str| slots.iter().position(|s| s.path == path);
         let params = recipe.params.iter().map(|p| find(&program.params, &p.name)).collect();
         let states = recipe.states.iter().map(|(s, _)| find(&program.states, &s.name)).collect();
-        let options = ExecOptions { threads, check_finite: watched, timing: false };
+        let watched = options.check_finite;
         Ok(Compiled { exec: Executor::new(Arc::new(program), options)?, params, states, watched })
     }
 
     pub fn executor(&self) -> &Executor {
         &self.exec
+    }
+
+    /// What this machine does at best; takes some tenths of a second.
+    pub fn roof(&mut self) -> Roof {
+        self.exec.roof()
     }
 
     fn routine(&self, name: &str) -> Result<usize, RuntimeError> {

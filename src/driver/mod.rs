@@ -24,6 +24,7 @@ pub mod overwrite;
 mod passes;
 pub mod pipeline;
 pub mod plan;
+pub mod profile;
 pub mod recipe;
 pub mod sample;
 pub mod sampler;

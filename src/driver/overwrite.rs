@@ -2,6 +2,7 @@
 
 use super::findings::{Findings, Outcome};
 use crate::diag::Diagnostic;
+use crate::runtime::data::reason;
 use crate::source::SourceMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -17,4 +18,11 @@ pub fn refuse(to: &Path, sources: &SourceMap, read: &[PathBuf]) -> Outcome<()> {
     };
     let message = format!("writing `{}` would destroy `{}`, which this command needs", to.display(), found.display());
     Err(Findings::of(Diagnostic::error("E0813", message).help("name another file to write")))
+}
+
+/// The error of a file that cannot be written.
+pub fn unwritten(path: &Path, why: &std::io::Error) -> Box<Findings> {
+    let d = Diagnostic::error("E0813", format!("cannot write `{}`: {}", path.display(), reason(why)))
+        .help("see that the directory is there, writable, and has space");
+    Findings::of(d)
 }

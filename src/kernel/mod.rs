@@ -25,8 +25,10 @@ mod eval;
 mod index;
 mod lower;
 mod module;
+mod operands;
 pub mod print;
 mod simplify;
+mod work;
 
 pub use module::Module;
 
@@ -205,32 +207,16 @@ impl Kernel {
         let mut loads = vec![false; self.exprs.len()];
         let mut places: Vec<&Index> = Vec::new();
         for (i, expr) in self.exprs.iter().enumerate() {
-            let mut operands: Vec<ExprId> = Vec::new();
-            let mut index = |at: &Index| operands.extend(at.exprs.iter().map(|(e, _)| *e));
+            let mut uses_one = false;
+            expr.operands(&mut |e| uses_one |= loads[e.index()]);
             let own = match &expr.node {
-                Node::Load { buffer, at, when, .. } => {
-                    index(at);
-                    operands.extend(*when);
-                    if read(*buffer) {
-                        places.push(at);
-                    }
-                    read(*buffer)
+                Node::Load { buffer, at, .. } if read(*buffer) => {
+                    places.push(at);
+                    true
                 }
-                Node::Index(at) | Node::Random { counter: at, .. } => {
-                    index(at);
-                    false
-                }
-                Node::Map(_, args) => {
-                    operands.extend(args);
-                    false
-                }
-                Node::Check { index, .. } => {
-                    operands.push(*index);
-                    false
-                }
-                Node::Const(_) | Node::Register(_) => false,
+                _ => false,
             };
-            loads[i] = own || operands.iter().any(|e| loads[e.index()]);
+            loads[i] = own || uses_one;
         }
         if places.is_empty() {
             return true;

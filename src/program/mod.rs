@@ -18,10 +18,12 @@
 mod file;
 mod helper;
 mod step;
+mod work;
 
 pub use file::{FileError, MAGIC};
 pub use helper::{Failure, Helper, ZEROS};
 pub use step::*;
+pub use work::Work;
 
 use crate::types::DType;
 use serde::{Deserialize, Serialize};
@@ -49,7 +51,7 @@ pub struct Program {
 }
 
 /// Version of the format written by this build.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Machine code of all kernels.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -3,7 +3,7 @@
 //! Shapes of library kernels are canonical: the compiler copies operands into the stated row-major order where they are
 //! not in it already. All sizes, strides and offsets count elements unless a field says bytes.
 
-use super::{BufferId, SourceId};
+use super::{BufferId, SourceId, Work};
 use crate::types::rng::Dist;
 use crate::types::{DType, ReduceKind};
 use serde::{Deserialize, Serialize};
@@ -42,6 +42,7 @@ pub struct Launch {
     pub rows: usize,
     /// Least number of rows worth giving to a thread. A multiple of the kernel's lanes where it has any.
     pub grain: usize,
+    pub work: Work,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,7 +2,7 @@
 //! expression depends on.
 
 use super::ops::LANES;
-use crate::kernel::{Carry, Expr, ExprId, Index, Kernel, LoopId, Node, Pass, Statement};
+use crate::kernel::{Carry, ExprId, Index, Kernel, LoopId, Node, Pass, Statement};
 use crate::types::{DType, MapOp};
 
 /// A small set of numbers.
@@ -48,12 +48,12 @@ pub fn facts(kernel: &Kernel) -> Vec<Facts> {
     let mut all: Vec<Facts> = Vec::with_capacity(kernel.exprs.len());
     for expr in &kernel.exprs {
         let mut facts = Facts::default();
-        operands(expr, &mut |e| {
+        expr.operands(&mut |e| {
             facts.loops.unite(&all[e.index()].loops);
             facts.registers.unite(&all[e.index()].registers);
             facts.loads.unite(&all[e.index()].loads);
         });
-        if let Some(index) = index_of(&expr.node) {
+        if let Some(index) = expr.node.index() {
             index.loops.iter().for_each(|(l, _)| facts.loops.insert(l.index()));
         }
         match &expr.node {
@@ -64,45 +64,6 @@ pub fn facts(kernel: &Kernel) -> Vec<Facts> {
         all.push(facts);
     }
     all
-}
-
-/// Calls `visit` for each operand, those of addresses included.
-pub fn operands(expr: &Expr, visit: &mut dyn FnMut(ExprId)) {
-    if let Some(index) = index_of(&expr.node) {
-        index.exprs.iter().for_each(|(e, _)| visit(*e));
-    }
-    match &expr.node {
-        Node::Load { when, .. } => when.iter().for_each(|e| visit(*e)),
-        Node::Map(_, args) => args.iter().for_each(|e| visit(*e)),
-        Node::Check { index, .. } => visit(*index),
-        Node::Const(_) | Node::Index(_) | Node::Register(_) | Node::Random { .. } => {}
-    }
-}
-
-fn index_of(node: &Node) -> Option<&Index> {
-    match node {
-        Node::Index(index) | Node::Load { at: index, .. } | Node::Random { counter: index, .. } => Some(index),
-        Node::Const(_) | Node::Map(..) | Node::Register(_) | Node::Check { .. } => None,
-    }
-}
-
-/// The expressions that a pass evaluates in its iterations, in order, operands first.
-pub fn needed(kernel: &Kernel, pass: &Pass) -> Vec<ExprId> {
-    let mut marked = vec![false; kernel.exprs.len()];
-    let mut mark = |e: ExprId| marked[e.index()] = true;
-    pass.carries.iter().for_each(|c| mark(c.next));
-    pass.reductions.iter().for_each(|r| mark(r.value));
-    for store in &pass.stores {
-        mark(store.value);
-        store.when.iter().for_each(|e| mark(*e));
-        store.at.exprs.iter().for_each(|(e, _)| mark(*e));
-    }
-    for n in (0..marked.len()).rev() {
-        if marked[n] {
-            operands(&kernel.exprs[n], &mut |e| marked[e.index()] = true);
-        }
-    }
-    (0..marked.len()).filter(|n| marked[*n]).map(|n| ExprId(n as u32)).collect()
 }
 
 /// The factor of a loop in an address.
@@ -156,7 +117,7 @@ fn weigh(body: &[Statement], turns: f64, visit: &mut dyn FnMut(&Pass, f64), exte
 /// The loop of a pass whose turns fill lanes, if that is possible and worth it, and how much it is.
 pub fn inner_loop(kernel: &Kernel, facts: &[Facts], pass: &Pass) -> Option<(LoopId, f64)> {
     let last = *pass.loops.last()?;
-    let no_f64 = needed(kernel, pass).iter().all(|e| {
+    let no_f64 = kernel.needed(pass).iter().all(|e| {
         let expr = kernel.expr(*e);
         let loaded = match &expr.node {
             Node::Load { buffer, .. } => kernel.buffers[buffer.index()].dtype,
@@ -184,7 +145,7 @@ fn gain(kernel: &Kernel, facts: &[Facts], pass: &Pass, of: LoopId) -> f64 {
         }
     };
     let mut sum = 0.0;
-    for e in needed(kernel, pass) {
+    for e in kernel.needed(pass) {
         let expr = kernel.expr(e);
         sum += match &expr.node {
             Node::Load { at, when, .. } if varies(e) => {
@@ -332,7 +293,8 @@ pub fn levels(kernel: &Kernel, facts: &[Facts], pass: &Pass) -> Vec<(ExprId, usi
     pass.reductions.iter().for_each(|r| changing.insert(r.register.index()));
     let mut stored = Set::default();
     pass.stores.iter().for_each(|s| stored.insert(s.buffer.index()));
-    needed(kernel, pass)
+    kernel
+        .needed(pass)
         .into_iter()
         .map(|e| {
             let f = &facts[e.index()];

@@ -406,10 +406,12 @@ impl Emitter<'_, '_, '_> {
             return;
         }
         let (rows, grain) = (kernel.row_count(), grain(&kernel));
+        let elements: Vec<usize> = args.iter().map(|b| low.routine.buffer(*b).elements).collect();
+        let work = kernel.work(&elements);
         let args =
             args.iter().zip(&kernel.buffers).map(|(buffer, k)| Arg { buffer: *buffer, access: k.access }).collect();
         let function = low.module.kernel(kernel);
-        let step = low.step(Action::Launch(Launch { function, args, keys, rows, grain }), at, name);
+        let step = low.step(Action::Launch(Launch { function, args, keys, rows, grain, work }), at, name);
         steps.push(step);
     }
 }

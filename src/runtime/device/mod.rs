@@ -10,4 +10,5 @@ pub mod helpers;
 pub mod library;
 pub mod pool;
 pub mod product;
+pub mod roof;
 pub mod share;

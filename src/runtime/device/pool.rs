@@ -11,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Turns of a spinning wait before a worker sleeps; about 20 microseconds.
 const IDLE_SPINS: u32 = 1000;
@@ -68,6 +68,8 @@ pub struct Pool {
     workers: Vec<JoinHandle<()>>,
     /// One job at a time.
     turn: Mutex<()>,
+    /// Nanoseconds that callers have waited for the last tasks of others.
+    waited: AtomicU64,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -99,11 +101,16 @@ impl Pool {
                 std::thread::Builder::new().name(format!("partita-{n}")).spawn(move || work(&shared, n)).ok()
             })
             .collect();
-        Pool { shared, workers, turn: Mutex::new(()) }
+        Pool { shared, workers, turn: Mutex::new(()), waited: AtomicU64::new(0) }
     }
 
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
+    }
+
+    /// Time that callers have spent waiting for others to end what they had begun.
+    pub fn waited(&self) -> Duration {
+        Duration::from_nanos(self.waited.load(Ordering::Relaxed))
     }
 
     /// Calls `task` once for every number below `tasks`. A panic in a task becomes an error; the other tasks may or may
@@ -130,6 +137,7 @@ impl Pool {
         shared.take_tasks(job);
         shared.state.fetch_and(!OPEN, Ordering::SeqCst);
         let mut turns = 0;
+        let start = Instant::now();
         while shared.state.load(Ordering::Acquire) & JOINED != 0 {
             turns += 1;
             if turns < FINISH_SPINS {
@@ -139,6 +147,9 @@ impl Pool {
             } else {
                 std::thread::sleep(Duration::from_micros(20));
             }
+        }
+        if turns > 0 {
+            self.waited.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         }
         let failure = if shared.failed.load(Ordering::Acquire) { lock(&shared.failure).take() } else { None };
         drop(turn);

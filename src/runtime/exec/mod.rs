@@ -7,14 +7,15 @@
 //! Invariants: everything is allocated when the executor is made, nothing while it runs; a failed run may leave parameters and states half updated only if the failing step is part of
 //! the update itself.
 //!
-//! Reading order: this file, `memory.rs` (where buffers lie), `run.rs` (steps), `watch.rs` (times, values that are not
-//! finite).
+//! Reading order: this file, `memory.rs` (where buffers lie), `run.rs` (steps), `watch.rs` (values that are not finite),
+//! `profile.rs` (times).
 
 mod memory;
+mod profile;
 mod run;
 mod watch;
 
-pub use watch::Timing;
+pub use profile::{Profile, Roof, Span, Timing};
 
 use crate::program::{Action, Gemm, Program, Routine, Step};
 use crate::runtime::RuntimeError;
@@ -25,6 +26,7 @@ use crate::runtime::device::product::{Extent, Product, SCRATCH};
 use crate::runtime::device::{cpu, helpers, library};
 use memory::{Memory, Spot};
 use std::sync::Arc;
+use std::time::Instant;
 use watch::Watch;
 
 /// How to execute.
@@ -154,8 +156,10 @@ impl Executor {
     pub fn run(&mut self, routine: usize, args: RunArgs) -> Result<(), RuntimeError> {
         self.memory.set_cells(args);
         self.watch.begin(routine);
+        let start = self.watch.times.is_some().then(|| (Instant::now(), self.pool.waited()));
         let program = self.program.clone();
         self.steps(routine, &program.routines[routine].steps, args, &mut 0)?;
+        self.watch.run_ended(routine, start, &self.pool);
         self.finish_watch(routine)
     }
 
@@ -190,11 +194,6 @@ impl Executor {
     /// Bytes that the executor holds beside the arena and the persistent arrays.
     pub fn scratch_bytes(&self) -> usize {
         self.scratch.len() * 8
-    }
-
-    /// Times of all steps of a routine so far, in order (those of loop bodies after their loop).
-    pub fn timings(&self, routine: usize) -> Vec<Timing> {
-        self.watch.timings(&self.program, routine)
     }
 }
 

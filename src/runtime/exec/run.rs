@@ -28,7 +28,7 @@ impl Executor {
         for step in steps {
             let own = *number;
             *number += 1;
-            let start = self.watch.timing().then(Instant::now);
+            let start = self.watch.times.is_some().then(Instant::now);
             self.watch_before(routine, step);
             self.note_arena(routine, step);
             let result = match &step.action {
@@ -47,8 +47,8 @@ impl Executor {
             if let Some(failure) = Failure::of_cell(std::mem::take(&mut *self.lists.status)) {
                 return Err(self.out_of_range(failure));
             }
-            if let Some(start) = start {
-                self.watch.measure(routine, own, start.elapsed());
+            if let (Some(times), Some(start)) = (&mut self.watch.times, start) {
+                times.step(routine, own, start);
             }
             self.watch_after(routine, step)?;
         }

@@ -1,26 +1,16 @@
-//! Looks on while steps run: how long they take, and which is the first to make a value that is not finite.
+//! Looks on while steps run: which is the first to make a value that is not finite.
 
-use super::run::count;
+use super::profile::Times;
 use super::{ExecOptions, Executor, placed};
-use crate::program::{Action, BufferId, OutputKind, Program, SourceId, Step};
+use crate::program::{BufferId, OutputKind, Program, SourceId, Step};
 use crate::runtime::RuntimeError;
 use crate::runtime::device::library::Element;
 use crate::with_element;
-use std::time::Duration;
-
-/// Time spent in one step so far.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Timing {
-    pub label: String,
-    pub source: SourceId,
-    pub runs: u64,
-    pub time: Duration,
-}
 
 pub struct Watch {
     check_finite: bool,
-    /// For each routine and step: runs and time. Empty where nothing is measured.
-    times: Vec<Vec<(u64, Duration)>>,
+    /// None where nothing is measured.
+    pub(super) times: Option<Times>,
     /// What the step under way is about to write, as it was before.
     before: Vec<(BufferId, Vec<u8>)>,
     /// The first step of this run that made an infinity of finite operands.
@@ -38,42 +28,15 @@ struct Bad {
 
 impl Watch {
     pub fn new(program: &Program, options: ExecOptions) -> Watch {
-        let times = match options.timing {
-            true => program.routines.iter().map(|r| vec![(0, Duration::ZERO); count(&r.steps)]).collect(),
-            false => Vec::new(),
-        };
+        let times = options.timing.then(|| Times::new(program));
         Watch { check_finite: options.check_finite, times, before: Vec::new(), infinite: None }
     }
 
-    pub fn begin(&mut self, _routine: usize) {
+    pub fn begin(&mut self, routine: usize) {
         self.infinite = None;
-    }
-
-    pub fn timing(&self) -> bool {
-        !self.times.is_empty()
-    }
-
-    pub fn measure(&mut self, routine: usize, step: usize, time: Duration) {
-        let (runs, total) = &mut self.times[routine][step];
-        *runs += 1;
-        *total += time;
-    }
-
-    pub fn timings(&self, program: &Program, routine: usize) -> Vec<Timing> {
-        fn collect(steps: &[Step], times: &mut std::slice::Iter<(u64, Duration)>, all: &mut Vec<Timing>) {
-            for step in steps {
-                let Some((runs, time)) = times.next() else { return };
-                all.push(Timing { label: step.label.clone(), source: step.source, runs: *runs, time: *time });
-                if let Action::Loop(l) = &step.action {
-                    collect(&l.body, times, all);
-                }
-            }
+        if let Some(times) = &mut self.times {
+            times.begin(routine);
         }
-        let mut all = Vec::new();
-        if let Some(times) = self.times.get(routine) {
-            collect(&program.routines[routine].steps, &mut times.iter(), &mut all);
-        }
-        all
     }
 }
 

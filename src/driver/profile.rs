@@ -1,0 +1,145 @@
+//! Where the time of a training step goes: by kernel against the machine's roofline (Williams, Waterman and Patterson, 2009), by
+//! place in the text, and what is no kernel at all.
+
+use super::engine::Compiled;
+use super::pipeline::TRAIN;
+use crate::program::{Program, Source, SourceId, Work};
+use crate::runtime::exec::{Profile, Roof, Timing};
+use indexmap::IndexMap;
+use std::time::Duration;
+
+/// A group of steps of one training step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Line {
+    pub what: String,
+    pub kind: &'static str,
+    /// Where in the text; empty: nowhere.
+    pub place: String,
+    /// Of one training step.
+    pub calls: f64,
+    pub seconds: f64,
+    /// Of one training step.
+    pub flops: f64,
+    pub bytes: f64,
+    /// Seconds that the roofline allows for it.
+    pub least: f64,
+}
+
+/// All of it, for one training step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    pub runs: u64,
+    pub seconds: f64,
+    /// Of the calling thread, for others.
+    pub waited: f64,
+    pub roof: Roof,
+    /// Longest first.
+    pub steps: Vec<Line>,
+    /// The same by line of the text, longest first.
+    pub places: Vec<Line>,
+    /// The same by kind of step, longest first.
+    pub kinds: Vec<Line>,
+}
+
+impl Report {
+    /// Of a run that was measured; None if there was no step.
+    pub fn of(engine: &mut Compiled) -> Option<Report> {
+        let exec = engine.executor();
+        let program = exec.program().clone();
+        let profile = exec.routine(TRAIN).and_then(|n| exec.profile(n)).filter(|p| p.runs > 0)?;
+        Some(Report::new(&program, &profile, engine.roof()))
+    }
+
+    fn new(program: &Program, profile: &Profile, roof: Roof) -> Report {
+        let each = |t: Duration| t.as_secs_f64() / profile.runs as f64;
+        let place = |source: SourceId| program.sources.get(source.0 as usize).map_or(String::new(), place);
+        let group = |key: &dyn Fn(&Timing) -> (String, &'static str, String)| {
+            let mut lines: IndexMap<(String, &'static str, String), Line> = IndexMap::new();
+            for t in profile.steps.iter().filter(|t| t.runs > 0) {
+                let key = key(t);
+                let line = lines.entry(key.clone()).or_insert_with(|| Line {
+                    what: key.0,
+                    kind: key.1,
+                    place: key.2,
+                    ..Line::default()
+                });
+                line.add(t, profile.runs, &roof);
+            }
+            let mut lines: Vec<Line> = lines.into_values().collect();
+            lines.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+            lines
+        };
+        Report {
+            runs: profile.runs,
+            seconds: each(profile.time),
+            waited: each(profile.waited),
+            roof,
+            steps: group(&|t| (t.label.clone(), t.kind, place(t.source))),
+            places: group(&|t| (String::new(), "", line_of(program.sources.get(t.source.0 as usize)))),
+            kinds: group(&|t| (String::new(), t.kind, String::new())),
+        }
+    }
+
+    /// Seconds of a training step that no kernel takes: preparing calls.
+    pub fn dispatch(&self) -> f64 {
+        (self.seconds - self.kinds.iter().map(|k| k.seconds).sum::<f64>()).max(0.0)
+    }
+}
+
+impl Line {
+    fn add(&mut self, t: &Timing, runs: u64, roof: &Roof) {
+        let calls = t.runs as f64 / runs as f64;
+        let Work { flops, bytes } = t.work;
+        self.calls += calls;
+        self.seconds += t.time.as_secs_f64() / runs as f64;
+        self.flops += calls * flops as f64;
+        self.bytes += calls * bytes as f64;
+        self.least += calls * roof.least(t.work);
+    }
+}
+
+/// `file:line`, in the library with the program's own call.
+fn place(source: &Source) -> String {
+    match (source.file.is_empty(), source.called.is_empty()) {
+        (true, _) => String::new(),
+        (_, true) => format!("{}:{}", source.file, source.line),
+        _ => format!("{}:{} from {}", source.file, source.line, source.called),
+    }
+}
+
+/// The line of the program itself: of library code that of the call.
+fn line_of(source: Option<&Source>) -> String {
+    let Some(source) = source.filter(|s| !s.file.is_empty()) else { return "elsewhere".to_string() };
+    if source.called.is_empty() {
+        return format!("{}:{}", source.file, source.line);
+    }
+    source.called.rsplit_once(':').map_or(source.called.as_str(), |(line, _)| line).to_string()
+}
+
+/// The single runs of steps in the JSON format of Chrome's trace events, which Perfetto reads: times in microseconds.
+pub fn trace(engine: &Compiled) -> serde_json::Value {
+    let exec = engine.executor();
+    let program = exec.program();
+    let steps: Vec<Vec<Timing>> =
+        (0..program.routines.len()).map(|n| exec.profile(n).map_or(Vec::new(), |p| p.steps)).collect();
+    let micros = |t: Duration| t.as_nanos() as f64 / 1e3;
+    let mut events = vec![serde_json::json!({
+        "ph": "M", "pid": 0, "tid": 0, "name": "process_name", "args": {"name": "rank 0"},
+    })];
+    for span in exec.spans() {
+        let Some(step) = steps.get(span.routine as usize).and_then(|s| s.get(span.step as usize)) else { continue };
+        let source = program.sources.get(step.source.0 as usize);
+        events.push(serde_json::json!({
+            "ph": "X", "pid": 0, "tid": 0, "name": step.label, "cat": step.kind,
+            "ts": micros(span.start), "dur": micros(span.time),
+            "args": {
+                "routine": program.routines[span.routine as usize].name,
+                "source": source.map_or(String::new(), place),
+                "scope": source.map_or("", |s| s.scope.as_str()),
+                "flops": step.work.flops,
+                "bytes": step.work.bytes,
+            },
+        }));
+    }
+    serde_json::json!({"displayTimeUnit": "ms", "traceEvents": events})
+}

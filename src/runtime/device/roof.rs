@@ -1,0 +1,82 @@
+//! What the machine does at best: a product that stays in the caches, and a sum over memory that does not.
+
+use super::pool::Pool;
+use super::product::{Extent, Product, SCRATCH};
+use crate::types::DType;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Long enough for the clock of the processor to settle.
+const LEAST: Duration = Duration::from_millis(60);
+/// Rows, columns and sums of the product of one thread.
+const SIZE: usize = 384;
+/// Words that one thread reads.
+const WORDS: usize = 8 << 20;
+
+/// Operations on f32 and bytes read from memory, each a second, by all threads of a pool at once. 0 where it cannot be
+/// measured.
+pub fn measure(pool: &Pool) -> (f64, f64) {
+    (flops(pool), bytes(pool))
+}
+
+/// The best of several tries at doing `round`, as amount a second.
+fn best(amount: f64, mut round: impl FnMut()) -> f64 {
+    let begin = Instant::now();
+    let mut best = f64::INFINITY;
+    while begin.elapsed() < LEAST || best.is_infinite() {
+        let start = Instant::now();
+        round();
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    amount / best.max(1e-9)
+}
+
+fn flops(pool: &Pool) -> f64 {
+    let n = SIZE as isize;
+    let extent = |a, b, c| Extent { size: SIZE, a, b, c };
+    // One product for each thread.
+    let batch = [Extent { size: pool.threads(), a: n * n, b: n * n, c: n * n }];
+    let product = Product {
+        batch: &batch,
+        sums: &[],
+        m: extent(n, 0, n),
+        n: extent(0, 1, 1),
+        k: extent(1, n, 0),
+        accumulate: false,
+        dtype: DType::F32,
+        out: DType::F32,
+    };
+    let arrays = [(); 3].map(|()| vec![0f32; SIZE * SIZE * pool.threads()]);
+    let [a, b, mut c] = arrays;
+    let mut scratch = vec![0u64; SCRATCH * pool.threads() / 8];
+    let work = 2.0 * (SIZE * SIZE * SIZE * pool.threads()) as f64;
+    best(work, || {
+        // SAFETY: the arrays hold as many elements as the extents reach.
+        let done =
+            unsafe { product.run(pool, a.as_ptr().cast(), b.as_ptr().cast(), c.as_mut_ptr().cast(), &mut scratch) };
+        std::hint::black_box(done).ok();
+    })
+}
+
+fn bytes(pool: &Pool) -> f64 {
+    let words = vec![1u64; WORDS * pool.threads()];
+    let total = AtomicU64::new(0);
+    best((words.len() * 8) as f64, || {
+        let done = pool.run(pool.threads(), &|n| {
+            let sum = words[n * WORDS..(n + 1) * WORDS].iter().fold(0u64, |s, x| s.wrapping_add(*x));
+            total.fetch_add(sum, Ordering::Relaxed);
+        });
+        std::hint::black_box(done).ok();
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_operations_than_bytes() {
+        let (flops, bytes) = measure(&Pool::new(1));
+        assert!(flops > 1e6 && bytes > 1e6, "{flops} {bytes}");
+    }
+}
