@@ -238,3 +238,30 @@ fn exported_weights_are_loaded_again() {
     fails(at, &["export", "tiny.pta", "--with", "plane", "-o", "x.safetensors"], 1, "E0201");
     fails(at, &["export", "tiny.pta", "--set", "embed=3", "-o", "x.safetensors"], 1, "E0807");
 }
+
+#[test]
+fn a_profile_accounts_for_the_whole_step() {
+    let folder = tiny();
+    let at = folder.path();
+    let text =
+        succeeds(at, &["train", "tiny.pta", "--out", "run", "--steps", "4", "--profile", "--trace", "trace.json"]);
+    assert!(text.contains("profile of 3 steps after the first"), "{text}");
+    let shares = |title: &str| -> f64 {
+        let table = text.split(title).nth(1).unwrap_or_else(|| panic!("no `{title}` in {text}"));
+        let rows = table.lines().skip(2).take_while(|l| !l.is_empty());
+        let share = |row: &str| row.split_whitespace().nth(2).and_then(|w| w.parse::<f64>().ok());
+        rows.map(|row| share(row).unwrap_or_else(|| panic!("{row}"))).sum()
+    };
+    // Both tables hold all steps; each row is rounded to a tenth of a percent.
+    let (kernels, lines) = (shares("by kernel"), shares("by line"));
+    assert!((kernels - lines).abs() < 3.0 && kernels > 30.0 && kernels < 102.0, "{kernels} {lines}\n{text}");
+    assert!(text.contains("tiny.pta:"), "{text}");
+    let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(at.join("trace.json")).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().expect("a list of events");
+    let runs: Vec<&serde_json::Value> = events.iter().filter(|e| e["ph"] == "X").collect();
+    assert!(runs.iter().any(|e| e["cat"] == "product" && e["args"]["flops"].as_u64() > Some(0)));
+    let start = |e: &serde_json::Value| e["ts"].as_f64().expect("a time");
+    assert!(runs.windows(2).all(|w| start(w[0]) <= start(w[1])), "events in order");
+    let text = fails(at, &["train", "tiny.pta", "--out", "run", "--trace", "tiny.pta"], 1, "E0813");
+    assert!(text.contains("would destroy"), "{text}");
+}

@@ -68,6 +68,8 @@ struct Lowerer<'m, 's> {
     slots: [Vec<u32>; 3],
     /// Declared orders of parameters, by their dims in order of number.
     param_orders: HashMap<Vec<DimId>, Vec<DimId>>,
+    /// Orders of values that become new parameters and states.
+    slot_orders: HashMap<ValueId, Vec<DimId>>,
     /// Who uses a value (operations of its block, each once).
     users: Vec<Vec<OpId>>,
     /// Whether something needs the value at an address.
@@ -109,6 +111,7 @@ pub(super) fn lower(module: &mut Module<'_>, name: &str, graph: &Graph, options:
         routine: Routine { name: name.to_string(), ..Routine::default() },
         slots,
         param_orders,
+        slot_orders: HashMap::new(),
         users: vec![Vec::new(); n],
         need: vec![false; n],
         status: vec![Status::Unknown; n],
@@ -130,6 +133,7 @@ pub(super) fn lower(module: &mut Module<'_>, name: &str, graph: &Graph, options:
         let v = low.graph.outputs[i].value;
         low.need[v.index()] = true;
     }
+    low.find_slot_orders();
     let mut steps = low.block(ENTRY);
     low.outputs(&mut steps);
     low.routine.steps = steps;

@@ -141,9 +141,38 @@ impl Lowerer<'_, '_> {
         if phase == Phase::Forward || dims.len() < 2 {
             return None;
         }
+        if let Some(order) = self.slot_orders.get(&v) {
+            return Some(order.clone());
+        }
         let mut key = dims.clone();
         key.sort_unstable();
         self.param_orders.get(&key).cloned()
+    }
+
+    /// What becomes a new parameter or state, element by element, is best stored in the order of its slot.
+    pub(super) fn find_slot_orders(&mut self) {
+        for output in &self.graph.outputs {
+            let order = match output.kind {
+                OutputKind::Param(p) => &self.graph.params[p.index()].dims,
+                OutputKind::State(s) => &self.graph.states[s.index()].dims,
+                _ => continue,
+            };
+            let same_dims = |v: ValueId| {
+                self.graph.value(v).dims.len() == order.len()
+                    && self.graph.value(v).dims.iter().all(|d| order.contains(d))
+            };
+            let mut work = vec![output.value];
+            while let Some(v) = work.pop() {
+                if order.len() < 2 || !same_dims(v) || self.slot_orders.contains_key(&v) {
+                    continue;
+                }
+                self.slot_orders.insert(v, order.clone());
+                let Some(op) = self.graph.def_op(v) else { continue };
+                if matches!(op.op, Op::Map(_) | Op::StopGradient) {
+                    work.extend(&op.args);
+                }
+            }
+        }
     }
 
     /// Products that read a value, be it rearranged or changed element by element.
