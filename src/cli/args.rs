@@ -140,9 +140,13 @@ pub struct TrainHow {
     /// Seed of initial weights, data order and random draws
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// Data in the place of the item's file
-    #[arg(long, value_name = "FILE")]
-    pub data: Option<PathBuf>,
+    /// Data in the place of the item's first file; NAME=FILE: of that of an input, or of the file of that name (may be
+    /// given several times)
+    #[arg(long, value_name = "[NAME=]FILE")]
+    pub data: Vec<PathBuf>,
+    /// The same for files of `valid` alone
+    #[arg(long, value_name = "[NAME=]FILE")]
+    pub valid: Vec<PathBuf>,
     /// Where checkpoints go [default: runs/NAME, by the train item]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
@@ -179,9 +183,13 @@ pub struct EvalHow {
     /// Evaluate the weights that training begins with
     #[arg(long)]
     pub initial: bool,
-    /// Data in the place of the item's file
-    #[arg(long, value_name = "FILE")]
-    pub data: Option<PathBuf>,
+    /// Data to evaluate on, in the place of the item's first file; NAME=FILE: of that of an input, or of the file of that
+    /// name (may be given several times)
+    #[arg(long, value_name = "[NAME=]FILE")]
+    pub data: Vec<PathBuf>,
+    /// The same for files of `valid` alone
+    #[arg(long, value_name = "[NAME=]FILE")]
+    pub valid: Vec<PathBuf>,
     /// At most so many batches
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub batches: Option<u64>,
@@ -289,7 +297,7 @@ impl SourceArgs {
 
 impl TrainHow {
     pub fn overrides(&self) -> Overrides {
-        Overrides { steps: self.steps, seed: self.seed, data: self.data.clone() }
+        Overrides { steps: self.steps, seed: self.seed, data: self.data.clone(), valid: self.valid.clone() }
     }
 
     /// How the executor runs; `watched`: it looks for values that are not finite.
@@ -310,8 +318,8 @@ impl TrainHow {
 }
 
 impl EvalHow {
-    pub fn overrides(&self) -> Overrides {
-        Overrides { data: self.data.clone(), ..Overrides::default() }
+    pub fn overrides(&self, recipe: &Recipe) -> Overrides {
+        Overrides { data: self.data.clone(), valid: self.valid.clone(), ..Overrides::default() }.evaluated(recipe)
     }
 }
 

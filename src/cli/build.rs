@@ -23,15 +23,15 @@ fn build(args: &BuildArgs, threads: usize, out: &mut Output) -> Outcome<Code> {
         true => Some(sample::graphs(&options, None, &Disk)?),
         false => None,
     };
-    let program = pipeline::program(&mut g, pipeline::ALL, sampling.as_ref(), &options)?;
+    let mut program = pipeline::program(&mut g, pipeline::ALL, sampling.as_ref(), &options)?;
     if args.compile.timings {
         train::timings(&g.timings, out);
     }
-    let mut read = g.recipe.read_paths();
+    let mut bundle = Bundle { recipe: g.recipe, sample: sampling.map(|s| s.recipe) };
+    let mut read = bundle.read_paths();
     read.extend(std::env::current_exe());
     overwrite::refuse(&args.output, &g.findings.sources, &read)?;
-    build::settle_paths(&mut g.recipe);
-    let bundle = Bundle { recipe: g.recipe, sample: sampling.map(|s| s.recipe) };
+    bundle.settle(&mut program)?;
     let size = build::write(&args.output, program, &bundle)?;
     out.line(format!("{}: {}", args.output.display(), show::bytes(size)));
     Ok(OK)

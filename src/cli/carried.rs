@@ -58,14 +58,14 @@ fn dispatch(cli: Cli, program: Program, bundle: Bundle, out: &mut Output) -> Out
     let texts = SourceMap::default();
     match cli.command {
         Command::Train(how) => {
-            recipe.apply(&how.overrides());
+            recipe.apply(&how.overrides())?;
             let mut engine = Compiled::open(program, &recipe, how.execution(cli.threads, false))?;
             train::introduce(&recipe, engine.threads(), out);
             let request = how.request(&recipe, false);
             train::profiled(&recipe, &mut engine, &how, &request, &texts, false, out)
         }
         Command::Eval(how) => {
-            recipe.apply(&how.overrides());
+            recipe.apply(&how.overrides(&recipe))?;
             let mut engine =
                 Compiled::open(program, &recipe, ExecOptions { threads: cli.threads, ..ExecOptions::default() })?;
             eval::evaluate(&recipe, &mut engine, &how, &[], &texts, out)
@@ -90,6 +90,9 @@ fn dispatch(cli: Cli, program: Program, bundle: Bundle, out: &mut Output) -> Out
             out.line(format!("parameters   {}", grouped(recipe.parameters())));
             out.line(format!("precision    {}", recipe.precision));
             out.line(format!("steps        {}", grouped(recipe.steps)));
+            for (name, file) in recipe.data_files() {
+                out.line(format!("{name:<12} {}", file.display()));
+            }
             out.line(format!("samples      {}", if sample.is_some() { "yes" } else { "no" }));
             out.line(format!("code         {}", show::bytes(program.code.bytes.len() as u64)));
             out.line(format!("target       {}", program.code.target));

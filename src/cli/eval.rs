@@ -30,7 +30,7 @@ fn compiled(args: &EvalArgs, threads: usize, out: &mut Output) -> Outcome<Code> 
     options.outputs = args.output.iter().map(|(name, _)| name.clone()).collect();
     let mut g = pipeline::graphs(&options, &Disk)?;
     train::warnings(&g.findings, out);
-    g.recipe.apply(&args.how.overrides());
+    g.recipe.apply(&args.how.overrides(&g.recipe))?;
     let routines = if args.how.initial { pipeline::ALL } else { &[pipeline::EVAL] };
     let program = pipeline::program(&mut g, routines, None, &options)?;
     if args.compile.timings {

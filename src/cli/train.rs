@@ -27,7 +27,7 @@ fn train(args: &TrainArgs, threads: usize, out: &mut Output) -> Outcome<Code> {
     options.unfused = args.debug_nan;
     let mut g = pipeline::checked_graphs(&options, &Disk)?;
     warnings(&g.findings, out);
-    g.recipe.apply(&args.how.overrides());
+    g.recipe.apply(&args.how.overrides())?;
     let mut compiled = match args.engine {
         EngineChoice::Interp => None,
         EngineChoice::Cpu => {

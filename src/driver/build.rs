@@ -6,13 +6,16 @@ use super::findings::Outcome;
 use super::overwrite;
 use super::passes::internal;
 use super::recipe::Recipe;
-use super::sample::SampleRecipe;
-use crate::program::{FileError, Program};
+use super::sample::{SampleRecipe, TextForm};
+use crate::program::{CarriedFile, FileError, Program};
 use crate::runtime::RuntimeError;
+use crate::runtime::data::Source;
+use crate::runtime::tokenizer::{Tokenizer, TokenizerFile};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The last bytes of an executable that carries a program.
 const MARK: &[u8; 8] = b"pta-prog";
@@ -37,18 +40,60 @@ pub struct Bundle {
     pub sample: Option<SampleRecipe>,
 }
 
-/// Paths of data become absolute where the files are there, so that the program may be run from anywhere.
-pub fn settle_paths(recipe: &mut Recipe) {
-    let absolute = |path: &mut PathBuf| {
-        if let Ok(there) = std::fs::canonicalize(&*path) {
-            *path = there;
+impl Bundle {
+    /// Makes paths absolute, so that the program may be run from anywhere, and takes the tokenizers' files into the program.
+    /// Files of data and of weights stay outside, for they may be large, and others may be given.
+    pub fn settle(&mut self, program: &mut Program) -> Result<(), RuntimeError> {
+        self.recipe.sources_mut().into_iter().for_each(|s| absolute(&mut s.path));
+        self.recipe.loads.iter_mut().for_each(|l| absolute(&mut l.path));
+        for file in self.tokenizers_mut() {
+            let path = file.path.to_string_lossy().into_owned();
+            if program.files.iter().any(|f| f.path == path) {
+                continue;
+            }
+            // One that is no tokenizer is found here rather than by those who get the program.
+            Tokenizer::open(file).map_err(|e| e.note("a built program carries its tokenizers"))?;
+            program.files.push(CarriedFile { path, content: file.bytes()?.to_vec() });
         }
-    };
-    let valid = recipe.valid.as_mut().map(|v| &mut v.data);
-    for spec in recipe.data.as_mut().into_iter().chain(valid) {
-        spec.sources_mut().into_iter().for_each(|s| absolute(&mut s.path));
+        Ok(())
     }
-    recipe.loads.iter_mut().for_each(|l| absolute(&mut l.path));
+
+    /// Every file that building or running reads.
+    pub fn read_paths(&self) -> Vec<PathBuf> {
+        let mut own = self.clone();
+        let tokenizers = own.tokenizers_mut().into_iter().map(|t| t.path.clone());
+        self.recipe.data_paths().into_iter().chain(tokenizers).chain(self.recipe.load_paths()).collect()
+    }
+
+    /// Gives the tokenizers what the program carries.
+    fn unpack(&mut self, program: &mut Program) {
+        let files: Vec<(String, Arc<[u8]>)> = program.files.drain(..).map(|f| (f.path, f.content.into())).collect();
+        for file in self.tokenizers_mut() {
+            let path = file.path.to_string_lossy();
+            file.content = files.iter().find(|f| f.0 == path).map(|f| f.1.clone());
+        }
+    }
+
+    fn tokenizers_mut(&mut self) -> Vec<&mut TokenizerFile> {
+        let data = self.recipe.sources_mut().into_iter().filter_map(Source::tokenizer_mut);
+        let text = self.sample.as_mut().and_then(|s| s.text.as_mut()).and_then(|t| match t {
+            TextForm::Tokenizer(file) => Some(file),
+            TextForm::Bytes | TextForm::Chars => None,
+        });
+        data.chain(text).collect()
+    }
+}
+
+/// Links on the way are followed, but the file itself may be one that changes, or stand for standard input.
+fn absolute(path: &mut PathBuf) {
+    let folder = path.parent().map(|p| if p.as_os_str().is_empty() { Path::new(".") } else { p });
+    let there = match (folder.map(std::fs::canonicalize), path.file_name()) {
+        (Some(Ok(folder)), Some(name)) => Ok(folder.join(name)),
+        _ => std::path::absolute(&*path),
+    };
+    if let Ok(there) = there {
+        *path = there;
+    }
 }
 
 /// Writes `program` with `bundle` behind a copy of the executable of this process; gives the file's size.
@@ -116,13 +161,15 @@ pub fn carried_program() -> Result<Option<(Program, Bundle)>, RuntimeError> {
     let Some(bytes) = std::env::current_exe().ok().and_then(|exe| last_part(&exe).ok().flatten()) else {
         return if slot()[31] == 1 { Err(unusable("is damaged: its end is missing".into())) } else { Ok(None) };
     };
-    let program = Program::from_bytes(&bytes).map_err(|e| {
+    let mut program = Program::from_bytes(&bytes).map_err(|e| {
         unusable(match e {
             FileError::NotAProgram | FileError::Damaged => "is damaged".to_string(),
             FileError::Version(v) => format!("has version {v}, which this runtime does not read"),
         })
     })?;
-    let bundle = serde_json::from_str(&program.settings).map_err(|e| unusable(format!("has bad settings: {e}")))?;
+    let mut bundle: Bundle =
+        serde_json::from_str(&program.settings).map_err(|e| unusable(format!("has bad settings: {e}")))?;
+    bundle.unpack(&mut program);
     Ok(Some((program, bundle)))
 }
 

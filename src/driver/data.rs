@@ -6,6 +6,7 @@ use crate::elaborate::feed::{Feed, FeedExpr, Source};
 use crate::ir::{DimId, GatherMode, Graph, InputId, Op, ValueId};
 use crate::program;
 use crate::runtime::data::{Bound, DataSpec, Dim, Expr, IdWidth, Input, Source as Read, SourceKind};
+use crate::runtime::tokenizer::TokenizerFile;
 use crate::source::SourceMap;
 use crate::types::{DType, MapOp};
 use std::path::Path;
@@ -50,7 +51,7 @@ fn source(s: &Source, base: &Path) -> Result<Read, Diagnostic> {
             SourceKind::Tokens { width, end: whole("end").and_then(|n| u32::try_from(n).ok()) }
         }
         "text" => {
-            let tokenizer = base.join(text("tokenizer").unwrap_or_default());
+            let tokenizer = TokenizerFile::at(base.join(text("tokenizer").unwrap_or_default()));
             SourceKind::Text { tokenizer, end: text("end"), split: text("split") }
         }
         "lines" => SourceKind::Lines,

@@ -43,7 +43,8 @@ impl Pass {
         if recipe.inputs.is_empty() {
             return Ok(Pass { at, loader: None, sample: None, batch: Batch::new(&[]), batches: limit.unwrap_or(1) });
         }
-        let loader = Loader::open(data, &recipe.inputs, Order::Pass, chars).map_err(|e| Stop::at(e, &at))?;
+        let loader =
+            Loader::open(data, &recipe.inputs, Order::Pass, chars).map_err(|e| Stop::at(recipe.with_option(e), &at))?;
         let batches = limit.map_or(loader.batches(), |n| n.min(loader.batches()));
         let sample = recipe.inputs.first().map(|i| i.dims[i.sample].name.clone());
         Ok(Pass { at, batch: loader.new_batch(), loader: Some(loader), sample, batches })

@@ -13,6 +13,7 @@ pub mod doctor;
 pub mod engine;
 pub mod evaluate;
 pub mod export;
+mod files;
 pub mod findings;
 pub mod format;
 pub mod inspect;

@@ -1,12 +1,14 @@
 //! What a training loop needs to know beyond the compiled program: data, schedule, tensors. Serialisable, so that a
 //! built program carries it; no source text is needed to use it.
 
+use super::files;
 use crate::elaborate::weights::WeightsMap;
 use crate::program::{Role, Source};
+use crate::runtime::RuntimeError;
 use crate::runtime::checkpoint::TensorInfo;
-use crate::runtime::data::{DataSpec, Input};
+use crate::runtime::data::{self, DataSpec, Input};
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Recipe {
@@ -61,22 +63,60 @@ pub struct Load {
 pub struct Overrides {
     pub steps: Option<u64>,
     pub seed: Option<u64>,
-    /// In the place of the first file of `data`, and of the same file in `valid`.
-    pub data: Option<PathBuf>,
+    /// Files or `NAME=FILE`s, in the place of files of `data`, and of the same files in `valid`.
+    pub data: Vec<PathBuf>,
+    /// The same for `valid` alone.
+    pub valid: Vec<PathBuf>,
+}
+
+impl Overrides {
+    /// For evaluation: what is given as data is what is to be evaluated on.
+    pub fn evaluated(self, recipe: &Recipe) -> Overrides {
+        match recipe.valid.is_some() && self.valid.is_empty() {
+            true => Overrides { valid: self.data, data: Vec::new(), ..self },
+            false => self,
+        }
+    }
 }
 
 impl Recipe {
-    pub fn apply(&mut self, o: &Overrides) {
+    pub fn apply(&mut self, o: &Overrides) -> Result<(), RuntimeError> {
         self.steps = o.steps.unwrap_or(self.steps);
         self.seed = o.seed.unwrap_or(self.seed);
-        let (Some(path), Some(data)) = (&o.data, &mut self.data) else { return };
-        let Some(before) = data.paths().into_iter().next() else { return };
-        data.replace_path(&before, path);
-        self.data_at = Source::default();
-        if let Some(valid) = &mut self.valid {
-            valid.data.replace_path(&before, path);
-            valid.at = Source::default();
+        let given = |what: &str, spec: Option<&DataSpec>, files: &[PathBuf]| match spec {
+            Some(spec) => files::replacements(spec, &self.inputs, what, files),
+            None if files.is_empty() => Ok(Vec::new()),
+            None => Err(RuntimeError::new("E0902", format!("the train item has no `{what}`"))
+                .help(format!("leave out `--{what}`, or add `{what} ..` to the item"))),
+        };
+        let data = given("data", self.data.as_ref(), &o.data)?;
+        let valid = given("valid", self.valid.as_ref().map(|v| &v.data), &o.valid)?;
+        if let Some(spec) = &mut self.data
+            && files::replace(spec, &data)
+        {
+            self.data_at = Source::default();
         }
+        if let Some(v) = &mut self.valid
+            && (files::replace(&mut v.data, &valid) | files::replace(&mut v.data, &data))
+        {
+            v.at = Source::default();
+        }
+        Ok(())
+    }
+
+    /// An error of opening data, with the option that gives another file.
+    pub fn with_option(&self, mut error: RuntimeError) -> RuntimeError {
+        let place = error.place.as_deref().map(Path::new);
+        let argument = |spec: Option<&DataSpec>| files::argument(spec?, place?);
+        let option = match argument(self.data.as_ref()) {
+            Some(argument) => format!("`--data {argument}`"),
+            None => match argument(self.valid.as_ref().map(|v| &v.data)) {
+                Some(argument) => format!("`--valid {argument}`"),
+                None => return error,
+            },
+        };
+        error.help = error.help.map(|h| h.replace("`--data FILE`", &option));
+        error
     }
 
     /// Every data file, as often as it is named.
@@ -84,9 +124,35 @@ impl Recipe {
         self.data.iter().chain(self.valid.as_ref().map(|v| &v.data)).flat_map(DataSpec::paths).collect()
     }
 
+    /// The same with what each is for: `data`, or `data.label`.
+    pub fn data_files(&self) -> Vec<(String, PathBuf)> {
+        let of = |what: &'static str, spec: &DataSpec| {
+            let named = |(input, path): (String, PathBuf)| match input.is_empty() {
+                true => (what.to_string(), path),
+                false => (format!("{what}.{input}"), path),
+            };
+            spec.files().into_iter().map(named).collect::<Vec<_>>()
+        };
+        let data = self.data.iter().flat_map(|d| of("data", d));
+        data.chain(self.valid.iter().flat_map(|v| of("valid", &v.data))).collect()
+    }
+
     /// Every file that a run reads.
     pub fn read_paths(&self) -> Vec<PathBuf> {
-        self.data_paths().into_iter().chain(self.loads.iter().map(|l| l.path.clone())).collect()
+        let mut own = self.clone();
+        let tokenizers = own.sources_mut().into_iter().filter_map(|s| s.tokenizer_mut().map(|t| t.path.clone()));
+        self.data_paths().into_iter().chain(tokenizers).chain(self.load_paths()).collect()
+    }
+
+    /// Every file of weights to begin with.
+    pub fn load_paths(&self) -> Vec<PathBuf> {
+        self.loads.iter().map(|l| l.path.clone()).collect()
+    }
+
+    /// The sources of `data`, then those of `valid`.
+    pub fn sources_mut(&mut self) -> Vec<&mut data::Source> {
+        let valid = self.valid.as_mut().map(|v| &mut v.data);
+        self.data.iter_mut().chain(valid).flat_map(DataSpec::sources_mut).collect()
     }
 
     /// Elements of all parameters.

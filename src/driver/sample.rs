@@ -17,6 +17,7 @@ use crate::resolve::{self, Entity};
 use crate::runtime::RuntimeError;
 use crate::runtime::checkpoint::TensorInfo;
 use crate::runtime::data::Input;
+use crate::runtime::tokenizer::TokenizerFile;
 use crate::source::World;
 use crate::stream;
 use crate::syntax::ast::{ItemKind, Sample, StmtKind};
@@ -64,7 +65,7 @@ pub struct Fed {
 pub enum TextForm {
     Bytes,
     Chars,
-    Tokenizer(PathBuf),
+    Tokenizer(TokenizerFile),
 }
 
 /// A sample item as graphs.
@@ -237,7 +238,7 @@ fn recipe(facts: &SampleFacts, item: &Sample, g: &Graph, base: &std::path::Path)
         text: facts.text.as_ref().map(|(t, _)| match t {
             Text::Bytes => TextForm::Bytes,
             Text::Chars => TextForm::Chars,
-            Text::Tokenizer(p) => TextForm::Tokenizer(base.join(p)),
+            Text::Tokenizer(p) => TextForm::Tokenizer(TokenizerFile::at(base.join(p))),
         }),
         length: facts.length,
         stop: facts.stop.clone(),

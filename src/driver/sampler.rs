@@ -115,7 +115,7 @@ impl Sampler {
                         .help("train with `data chars(..)`, or write `text bytes`"));
                 }
             },
-            Some(TextForm::Tokenizer(path)) => Box::new(Tokenizer::from_file(path)?),
+            Some(TextForm::Tokenizer(file)) => Box::new(Tokenizer::open(file)?),
         })
     }
 

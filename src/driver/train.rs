@@ -440,7 +440,7 @@ fn open_data(recipe: &Recipe, seed: u64, chars: Option<&CharTable>) -> Result<Op
             .into());
     };
     let loader = Loader::open(spec, &recipe.inputs, Order::Train { seed }, chars);
-    loader.map(Some).map_err(|e| Stop::at(e, &recipe.data_at))
+    loader.map(Some).map_err(|e| Stop::at(recipe.with_option(e), &recipe.data_at))
 }
 
 /// Said once: a pass has whole batches only.

@@ -46,12 +46,21 @@ pub struct Program {
     pub sources: Vec<Source>,
     /// What a kernel reports when an index is out of range; numbers are the `site` of the check.
     pub sites: Vec<Site>,
+    /// Files that the program needs and carries.
+    pub files: Vec<CarriedFile>,
     /// Settings of the driver (data, schedule, names of routines, text of the program ..) as JSON; opaque here.
     pub settings: String,
 }
 
 /// Version of the format written by this build.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
+
+/// A file by the path under which the settings name it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CarriedFile {
+    pub path: String,
+    pub content: Vec<u8>,
+}
 
 /// Machine code of all kernels.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

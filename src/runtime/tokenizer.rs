@@ -3,9 +3,12 @@
 //! `Codec::encode` turns text into ids. For output as it is generated, `codec.decoder()` gives a `Decoder`: `push(id)` returns
 //! the text that is certain by now, never a part of a character, and `finish()` what is left.
 
-use std::path::Path;
+use std::path::PathBuf;
+use std::sync::Arc;
 
-use super::data::CharTable;
+use serde::{Deserialize, Serialize};
+
+use super::data::{CharTable, reason};
 use super::error::{Result, RuntimeError};
 
 /// A way of writing text as ids.
@@ -56,6 +59,34 @@ pub struct Bytes;
 /// Ids are those of a table of characters.
 #[derive(Clone, Debug)]
 pub struct Chars(pub CharTable);
+
+/// Which `tokenizer.json` to use. A built program carries its content, which then stands for the file.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct TokenizerFile {
+    pub path: PathBuf,
+    /// Kept apart from the description, since it is large and several descriptions share it.
+    #[serde(skip)]
+    pub content: Option<Arc<[u8]>>,
+}
+
+impl TokenizerFile {
+    pub fn at(path: impl Into<PathBuf>) -> TokenizerFile {
+        TokenizerFile { path: path.into(), content: None }
+    }
+
+    /// The bytes that it carries, or those of its file.
+    pub fn bytes(&self) -> Result<Arc<[u8]>> {
+        if let Some(content) = &self.content {
+            return Ok(content.clone());
+        }
+        let name = self.path.display();
+        std::fs::read(&self.path).map(Arc::from).map_err(|e| {
+            RuntimeError::new("E0801", format!("cannot read tokenizer `{name}`: {}", reason(&e)))
+                .place(name)
+                .help("give the path of a `tokenizer.json` file")
+        })
+    }
+}
 
 /// A `tokenizer.json`.
 #[derive(Debug)]
@@ -157,14 +188,9 @@ impl Decoder for CharDecoder<'_> {
 }
 
 impl Tokenizer {
-    pub fn from_file(path: &Path) -> Result<Tokenizer> {
-        let name = path.display().to_string();
-        let bytes = std::fs::read(path).map_err(|e| {
-            RuntimeError::new("E0801", format!("cannot read tokenizer `{name}`: {e}"))
-                .place(&name)
-                .help("give the path of a `tokenizer.json` file")
-        })?;
-        let inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| {
+    pub fn open(file: &TokenizerFile) -> Result<Tokenizer> {
+        let name = file.path.display().to_string();
+        let inner = tokenizers::Tokenizer::from_bytes(file.bytes()?).map_err(|e| {
             RuntimeError::new("E0802", format!("`{name}` is no `tokenizer.json`: {e}"))
                 .place(&name)
                 .help("give the file of that name which comes with the model")
@@ -338,7 +364,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("tokenizer.json");
         std::fs::write(&path, SMALL).unwrap();
-        Tokenizer::from_file(&path).unwrap()
+        Tokenizer::open(&TokenizerFile::at(&path)).unwrap()
     }
 
     #[test]
@@ -359,6 +385,15 @@ mod tests {
     }
 
     #[test]
+    fn what_is_carried_stands_for_the_file() {
+        let carried = TokenizerFile { content: Some(SMALL.as_bytes().into()), ..TokenizerFile::at("/no/such/file") };
+        assert_eq!(Tokenizer::open(&carried).unwrap().encode("ab").unwrap(), [2]);
+        let described: TokenizerFile = serde_json::from_str(&serde_json::to_string(&carried).unwrap()).unwrap();
+        let e = Tokenizer::open(&described).unwrap_err();
+        assert!(e.code == "E0801" && e.message.contains("`/no/such/file`: No such file"), "{e}");
+    }
+
+    #[test]
     fn pieces_cover_the_text_and_end_at_lines() {
         let text = "one\ntwo\nthree";
         assert_eq!(pieces(text, 2).collect::<Vec<_>>(), ["one\n", "two\n", "three"]);
@@ -373,10 +408,10 @@ mod tests {
     fn bad_tokenizer_files_are_errors() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("tokenizer.json");
-        assert_eq!(Tokenizer::from_file(&path).unwrap_err().code, "E0801");
+        assert_eq!(Tokenizer::open(&TokenizerFile::at(&path)).unwrap_err().code, "E0801");
         for cut in [0, 1, 50, SMALL.len() / 2, SMALL.len() - 1] {
             std::fs::write(&path, &SMALL[..cut]).unwrap();
-            assert_eq!(Tokenizer::from_file(&path).unwrap_err().code, "E0802");
+            assert_eq!(Tokenizer::open(&TokenizerFile::at(&path)).unwrap_err().code, "E0802");
         }
     }
 }

@@ -100,10 +100,39 @@ fn what_validation_leaves_out_is_said_once() {
 }
 
 /// A word tokenizer of five entries, the last a special token that ends documents.
-const TOKENIZER: &str = r#"{"version":"1.0",
+pub const TOKENIZER: &str = r#"{"version":"1.0",
     "added_tokens":[{"id":4,"content":"<end>","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}],
     "pre_tokenizer":{"type":"Whitespace"},
     "model":{"type":"WordLevel","vocab":{"to":0,"be":1,"or":2,"not":3},"unk_token":"or"}}"#;
+
+/// A model of such words; `DATA` is what it is trained on.
+pub const WORDS: &str = r#"use nn.{Embedding, Linear}
+use losses.{cross_entropy}
+use optim.{adamw}
+dim batch = 4, seq = 7, vocab = 5, embed = 8
+model M(tokens: int[batch, seq], targets: int[batch, seq], document: int[batch, seq]) {
+    let wte = Embedding[vocab, embed]
+    let head = Linear[embed, vocab]
+    output logits = head(wte(tokens))
+    output ids = tokens
+    output at = document
+    loss mean[batch, seq](cross_entropy[vocab](logits, targets))
+}
+train M {
+    data DATA
+    valid DATA
+    optimizer adamw(lr = 0.1)
+    steps 60
+}
+sample M {
+    feed tokens[seq] = draw[vocab](logits)
+    text tokenizer("tokenizer.json")
+    stop "<end>"
+}
+"#;
+
+/// `DATA` of a text.
+pub const TEXT: &str = r#"text("text.txt", tokenizer = "tokenizer.json", end = "<end>", split = "\n")"#;
 
 #[test]
 fn documents_end_with_a_token() {
@@ -111,15 +140,8 @@ fn documents_end_with_a_token() {
     let at = folder.path();
     write(at, "tokenizer.json", TOKENIZER);
     write(at, "text.txt", "to be\nnot to be\n".repeat(40));
-    let model = "use nn.{Embedding, Linear}\nuse losses.{cross_entropy}\nuse optim.{adamw}\n\
-        dim batch = 4, seq = 7, vocab = 5, embed = 8\n\
-        model M(tokens: int[batch, seq], targets: int[batch, seq], document: int[batch, seq]) {\n    \
-        let wte = Embedding[vocab, embed]\n    let head = Linear[embed, vocab]\n    output logits = head(wte(tokens))\n    \
-        output ids = tokens\n    output at = document\n    loss mean[batch, seq](cross_entropy[vocab](logits, targets))\n}\n\
-        train M {\n    data DATA\n    valid DATA\n    optimizer adamw(lr = 0.1)\n    steps 60\n}\n\
-        sample M {\n    feed tokens[seq] = draw[vocab](logits)\n    text tokenizer(\"tokenizer.json\")\n    stop \"<end>\"\n}\n";
-    let with = |data: &str| write(at, "m.pta", model.replace("DATA", data));
-    let text = r#"text("text.txt", tokenizer = "tokenizer.json", end = "<end>", split = "\n")"#;
+    let with = |data: &str| write(at, "m.pta", WORDS.replace("DATA", data));
+    let text = TEXT;
     with(text);
     succeeds(at, &["train", "m.pta"]);
     succeeds(at, &["eval", "m.pta", "--output", "ids=ids.npy", "--output", "at=at.npy", "--batches", "1"]);

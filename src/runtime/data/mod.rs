@@ -12,7 +12,7 @@
 //! - Validation: `Loader::open(&spec, &inputs, Order::Pass, chars)` with the training table, then `fill(i, &mut batch)` for
 //!   `i in 0..loader.batches()`; report `left_out()` once if it is not 0.
 //! - Hand those inputs to `open` that the data feeds. Steps count from 0. Paths are opened as they are: resolve relative
-//!   ones first. For `--data FILE`, take the first of `data.paths()`, then `replace_path(old, new)` in both `data` and `valid`.
+//!   ones first.
 //!
 //! Choices: a stream's epoch has the windows that exist at every offset, `(n - seq) / seq` of them (a part that holds a
 //! single window moves it as far as there is room). Ids are `int`s, so below 2^31. The bytes beyond a line of `lines` are

@@ -1,10 +1,11 @@
 //! What a train item says about its data, as plain values: sources, elementwise expressions over them, and the model
 //! inputs to be fed. All of it is serialisable, so that a built program carries it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::runtime::tokenizer::TokenizerFile;
 use crate::types::{DType, MapOp};
 
 /// One file and how to read it. Paths are opened as they are: the caller resolves relative ones.
@@ -33,7 +34,7 @@ pub enum SourceKind {
     /// Stream of the ids that a `tokenizer.json` makes of a text file. The token `end` closes every document; documents
     /// are what stands between the texts `split`, or the whole file.
     Text {
-        tokenizer: PathBuf,
+        tokenizer: TokenizerFile,
         end: Option<String>,
         split: Option<String>,
     },
@@ -108,19 +109,23 @@ pub const STREAM_FIELDS: [&str; 4] = ["tokens", "targets", "document", "position
 impl DataSpec {
     /// The files of its sources, in order of writing.
     pub fn paths(&self) -> Vec<PathBuf> {
-        let mut spec = self.clone();
-        let sources = spec.sources_mut();
-        sources.iter().map(|s| s.path.clone()).collect()
+        self.files().into_iter().map(|f| f.1).collect()
     }
 
-    /// Puts another file in the place of `old`: in `data`, and in `valid` where it reads the same.
-    pub fn replace_path(&mut self, old: &Path, new: &Path) {
-        for source in self.sources_mut().into_iter().filter(|s| s.path == old) {
-            source.path = new.to_path_buf();
+    /// The same, each with the input that reads it; a `Whole` one has no name.
+    pub fn files(&self) -> Vec<(String, PathBuf)> {
+        let of = |name: &str, e: &Expr| {
+            let (mut e, mut sources) = (e.clone(), vec![]);
+            e.collect_sources(&mut sources);
+            sources.iter().map(|s| (name.to_string(), s.path.clone())).collect::<Vec<_>>()
+        };
+        match self {
+            DataSpec::Whole(source) => vec![(String::new(), source.path.clone())],
+            DataSpec::Fields(fields) => fields.iter().flat_map(|(name, e)| of(name, e)).collect(),
         }
     }
 
-    /// Every source, in order of writing: for resolving relative paths.
+    /// Every source, in order of writing: for resolving relative paths, and for putting other files in their places.
     pub fn sources_mut(&mut self) -> Vec<&mut Source> {
         let mut out = vec![];
         match self {
@@ -128,6 +133,16 @@ impl DataSpec {
             DataSpec::Fields(fields) => fields.iter_mut().for_each(|(_, e)| e.collect_sources(&mut out)),
         }
         out
+    }
+}
+
+impl Source {
+    /// The tokenizer of a text.
+    pub fn tokenizer_mut(&mut self) -> Option<&mut TokenizerFile> {
+        match &mut self.kind {
+            SourceKind::Text { tokenizer, .. } => Some(tokenizer),
+            _ => None,
+        }
     }
 }
 

@@ -56,7 +56,7 @@ impl Stream {
                 (file, width as usize)
             }
             SourceKind::Text { tokenizer, end: token, split } => {
-                let tokenizer = Tokenizer::from_file(tokenizer)?;
+                let tokenizer = Tokenizer::open(tokenizer)?;
                 end = token.as_ref().map(|t| tokenizer.known_token(t)).transpose()?;
                 let ids = documents(&tokenizer, &read_text(path)?, split.as_deref(), end)?;
                 (DataFile::memory(path, ids.iter().flat_map(|id| id.to_le_bytes()).collect()), 4)
