@@ -255,6 +255,7 @@ fn recipe(
         steps: facts.steps.unwrap_or(DEFAULT_STEPS),
         seed: facts.seed,
         save_every: facts.save_every,
+        keep: facts.keep,
         log_every: facts.log_every,
         data: facts.data.as_ref().map(|f| data::spec(f, base)).transpose()?,
         data_at: facts.data.as_ref().map_or_else(Default::default, |f| data::place(f, sources)),

@@ -18,6 +18,8 @@ pub struct Recipe {
     pub steps: u64,
     pub seed: u64,
     pub save_every: Option<u64>,
+    /// Checkpoints that stay, where the item says so; 0: all.
+    pub keep: Option<u64>,
     pub log_every: Option<u64>,
     pub data: Option<DataSpec>,
     /// Where the program names its data; nowhere if the command line does.

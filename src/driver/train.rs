@@ -172,7 +172,9 @@ impl<'r> Run<'r> {
             }
             None => None,
         };
-        let mut saver = Saver::open(&request.out, SaveOptions::default())?;
+        let mut options = SaveOptions::default();
+        options.keep = recipe.keep.map_or(options.keep, |n| usize::try_from(n).unwrap_or(usize::MAX));
+        let mut saver = Saver::open(&request.out, options)?;
         match from {
             Some(c) => {
                 let groups: Vec<&str> = c.groups();

@@ -14,7 +14,7 @@ use crate::diag::{Diagnostic, did_you_mean};
 use crate::ir::{Builder, DimId, OutputKind, ParamId, Phase, ValueId};
 use crate::resolve::{Entity, ItemRef};
 use crate::source::Span;
-use crate::syntax::ast::{self, Expr, Name, Select, SelectKind, TrainKind};
+use crate::syntax::ast::{self, Expr, Keep, Name, Select, SelectKind, TrainKind};
 use crate::types::{DType, MapOp};
 
 /// Gradients of the sum of `losses` with respect to parameters, as operations appended to the graph.
@@ -32,6 +32,8 @@ pub struct TrainFacts {
     pub steps: Option<u64>,
     pub seed: u64,
     pub save_every: Option<u64>,
+    /// Checkpoints that stay, where the item says so; 0: all.
+    pub keep: Option<u64>,
     pub log_every: Option<u64>,
     pub loads: Vec<Load>,
     /// Average states by parameter, where the item has `average`.
@@ -137,7 +139,7 @@ impl<'a> Elab<'a> {
                     TrainKind::Average(_) => "average",
                     TrainKind::Steps(_) => "steps",
                     TrainKind::Seed(_) => "seed",
-                    TrainKind::Save(_) => "save",
+                    TrainKind::Save { .. } => "save",
                     TrainKind::Log(_) => "log",
                     _ => "",
                 };
@@ -177,7 +179,14 @@ impl<'a> Elab<'a> {
                         }
                         facts.seed = seed.flatten().unwrap_or(0);
                     }
-                    TrainKind::Save(x) => facts.save_every = e.positive(x),
+                    TrainKind::Save { every, keep } => {
+                        facts.save_every = e.positive(every);
+                        facts.keep = match keep {
+                            None => None,
+                            Some(Keep::All) => Some(0),
+                            Some(Keep::Newest(count)) => e.positive(count),
+                        };
+                    }
                     TrainKind::Log(x) => facts.log_every = e.positive(x),
                     _ => {}
                 }

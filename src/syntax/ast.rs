@@ -449,9 +449,16 @@ pub enum TrainKind {
     Average(Expr),
     Steps(Expr),
     Seed(Expr),
-    Save(Expr),
+    Save { every: Expr, keep: Option<Keep> },
     Log(Expr),
     Load { path: (String, Span), with: Option<Name>, on: Option<Select> },
+}
+
+/// Which checkpoints stay.
+#[derive(Clone, Debug)]
+pub enum Keep {
+    All,
+    Newest(Expr),
 }
 
 #[derive(Clone, Debug)]

@@ -169,6 +169,9 @@ pub fn is_mark(rule: Rule) -> bool {
             | kw_except
             | kw_every
             | kw_batches
+            | kw_save
+            | kw_keep
+            | kw_log
             | kw_load
             | kw_with
             | kw_mesh

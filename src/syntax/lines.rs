@@ -61,11 +61,15 @@ impl<'t> Builder<'t> {
                 let with = inner.take(Rule::name).map(|n| self.name(n));
                 TrainKind::Load { path, with, on: inner.maybe().map(|s| self.select(s)) }
             }
-            Rule::log => {
-                let save = inner.must().as_str() == "save";
+            Rule::save => {
                 let every = self.expr(inner.must());
-                if save { TrainKind::Save(every) } else { TrainKind::Log(every) }
+                let keep = inner.maybe().map(|k| match k.as_rule() {
+                    Rule::keep_all => Keep::All,
+                    _ => Keep::Newest(self.expr(k)),
+                });
+                TrainKind::Save { every, keep }
             }
+            Rule::log => TrainKind::Log(self.expr(inner.must())),
             _ => {
                 let word = inner.must();
                 let value = self.expr(inner.must());

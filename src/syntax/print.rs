@@ -374,7 +374,14 @@ impl Printer {
             TrainKind::Average(value) => self.valued("average", value),
             TrainKind::Steps(value) => self.valued("steps", value),
             TrainKind::Seed(value) => self.valued("seed", value),
-            TrainKind::Save(value) => self.valued("save every", value),
+            TrainKind::Save { every, keep } => {
+                self.valued("save every", every);
+                self.inside(|p| match keep {
+                    None => {}
+                    Some(Keep::All) => p.line("keep all"),
+                    Some(Keep::Newest(count)) => p.valued("keep", count),
+                });
+            }
             TrainKind::Log(value) => self.valued("log every", value),
             TrainKind::Load { path, with, on } => {
                 let with = with.as_ref().map_or(String::new(), |w| format!(" with {}", w.text));

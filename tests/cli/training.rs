@@ -49,6 +49,48 @@ fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
     assert!(text.contains("nothing to do"), "{text}");
 }
 
+/// The steps of a run's checkpoints.
+fn kept(run: &Path) -> Vec<u64> {
+    let entries = std::fs::read_dir(run).expect("the run's folder");
+    let names = entries.map(|e| e.expect("an entry").file_name().to_string_lossy().into_owned());
+    let mut steps: Vec<u64> = names.filter_map(|n| n.strip_prefix("step-")?.parse().ok()).collect();
+    steps.sort_unstable();
+    steps
+}
+
+#[test]
+fn the_train_item_says_how_many_checkpoints_stay() {
+    let folder = tiny();
+    let at = folder.path();
+    let text = include_str!("tiny.pta");
+    let with =
+        |line: &str| write(at, "tiny.pta", text.replace("    steps 10\n", &format!("    steps 10\n    {line}\n")));
+    for (line, steps) in [
+        ("save every 2", &[6, 8, 10][..]),
+        ("save every 2 keep 2", &[8, 10]),
+        ("save every 3 keep 1 + 3", &[3, 6, 9, 10]),
+        ("save every 2 keep all", &[2, 4, 6, 8, 10]),
+    ] {
+        with(line);
+        succeeds(at, &["fmt", "--check", "tiny.pta"]);
+        succeeds(at, &["train", "tiny.pta", "--out", line]);
+        assert_eq!(kept(&at.join(line)), steps, "{line}");
+    }
+    // A run that goes on takes what is said now.
+    with("save every 2 keep 1");
+    succeeds(at, &["train", "tiny.pta", "--out", "save every 2 keep all", "--steps", "12", "--resume"]);
+    assert_eq!(kept(&at.join("save every 2 keep all")), [12]);
+    for line in ["save every 2 keep 0", "save every 2 keep 1.5", "save every 2 keep -1"] {
+        with(line);
+        let said = fails(at, &["check", "tiny.pta"], 1, "E0710");
+        assert!(said.contains("positive whole constant"), "{said}");
+    }
+    with("save every 2 keep");
+    fails(at, &["check", "tiny.pta"], 1, "E0101");
+    with("log every 2 keep 3");
+    fails(at, &["check", "tiny.pta"], 1, "E0101");
+}
+
 #[test]
 fn threads_change_nothing() {
     let folder = tiny();
