@@ -73,10 +73,16 @@ fn dispatch(cli: Cli, program: Program, bundle: Bundle, out: &mut Output) -> Out
         Command::Sample(how) => match sample {
             Some(mut sampling) => {
                 // What the file's other train items made is no concern of this program.
-                if sampling.model == recipe.model {
-                    sampling.trained_by = vec![recipe.name];
+                let own = sampling.model == recipe.model;
+                if own {
+                    sampling.trained_by = vec![recipe.name.clone()];
+                } else if how.initial {
+                    let message =
+                        format!("this program trains `{}`, and samples from `{}`", recipe.model, sampling.model);
+                    let d = Diagnostic::error("E0711", message).help("give `--checkpoint DIR`, a run of the model");
+                    return Err(Findings::of(d));
                 }
-                sample::sampled(program, sampling, &how, cli.threads, &texts, out)
+                sample::sampled(program, sampling, Some(&recipe), &how, cli.threads, &texts, out)
             }
             None => {
                 let d = Diagnostic::error("E0711", "this program was built from a file without a sample item");

@@ -53,11 +53,7 @@ pub fn evaluate(
         overwrite::refuse(path, sources, &recipe.read_paths())?;
     }
     let (step, seed, chars) = if how.initial {
-        let fail = |stop| Findings::of_stop(stop, sources);
-        engine.init(recipe.seed).map_err(fail)?;
-        for load in &recipe.loads {
-            weights::load(recipe, engine, load).map_err(fail)?;
-        }
+        weights::begin(recipe, engine, recipe.seed).map_err(|stop| Findings::of_stop(stop, sources))?;
         (0, recipe.seed, None)
     } else {
         let from = Checkpoint::open(&train::directory(how.checkpoint.as_deref(), recipe))?;

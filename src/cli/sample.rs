@@ -5,8 +5,10 @@ use super::output::Output;
 use super::{Code, OK, train};
 use crate::diag::Diagnostic;
 use crate::driver::findings::{Findings, Outcome};
+use crate::driver::recipe::Recipe;
 use crate::driver::sample::{self, SampleGraphs, SampleRecipe};
-use crate::driver::sampler::{Draws, Sampler};
+use crate::driver::sampler::{Draws, Sampler, Weights};
+use crate::driver::{Options, pipeline};
 use crate::program::Program;
 use crate::runtime::RuntimeError;
 use crate::runtime::checkpoint::Checkpoint;
@@ -28,8 +30,11 @@ pub struct SampleArgs {
 #[derive(Args, Debug)]
 pub struct How {
     /// The run or checkpoint to sample from [default: that of the model's train item]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", conflicts_with = "initial")]
     pub checkpoint: Option<PathBuf>,
+    /// Sample with the weights that training begins with, such as those of a `load`
+    #[arg(long)]
+    pub initial: bool,
     /// Text to go on from (may be given several times)
     #[arg(long, value_name = "TEXT")]
     pub prompt: Vec<String>,
@@ -81,22 +86,38 @@ fn compiled(args: &SampleArgs, threads: usize, out: &mut Output) -> Outcome<Code
     let options = args.compile.options(threads);
     let g: SampleGraphs = sample::graphs(&options, args.compile.item.as_deref(), &Disk)?;
     train::warnings(&g.findings, out);
-    let program = sample::program(&g, &options)?;
-    sampled(program, g.recipe, &args.how, threads, &g.findings.sources, out)
+    if !args.how.initial {
+        let program = sample::program(&g, &options)?;
+        return sampled(program, g.recipe, None, &args.how, threads, &g.findings.sources, out);
+    }
+    let item = Some(g.recipe.begun_by()?.to_string());
+    let options = Options { item, ..options };
+    let mut begun = pipeline::graphs(&options, &Disk)?;
+    let program = pipeline::program(&mut begun, &[pipeline::INIT], Some(&g), &options)?;
+    sampled(program, g.recipe, Some(&begun.recipe), &args.how, threads, &g.findings.sources, out)
 }
 
-/// Samples from a compiled program.
+/// Samples from a compiled program. `begun`: the train item whose initial weights may be asked for.
 pub fn sampled(
     program: Program,
     recipe: SampleRecipe,
+    begun: Option<&Recipe>,
     how: &How,
     threads: usize,
     sources: &SourceMap,
     out: &mut Output,
 ) -> Outcome<Code> {
-    let from = checkpoint(&recipe, how.checkpoint.as_deref())?;
+    let found;
+    let from = match begun.filter(|_| how.initial) {
+        Some(begun) => Weights::Initial(begun),
+        None => {
+            found = checkpoint(&recipe, how.checkpoint.as_deref())?;
+            Weights::Trained(&found)
+        }
+    };
     let draws = Draws { temperature: how.temperature, top_k: how.top_k, top_p: how.top_p };
-    let mut sampler = Sampler::open(program, recipe, &from, draws, how.seed, threads)?;
+    let mut sampler = Sampler::open(program, recipe, from, draws, how.seed, threads)
+        .map_err(|stop| Findings::of_stop(stop, sources))?;
     sampler.set_inputs(&how.input)?;
     if sampler.recipe().fed.is_none() {
         return arrays(&mut sampler, how, sources, out);

@@ -88,6 +88,10 @@ impl Compiled {
         self.exec.roof()
     }
 
+    pub fn into_executor(self) -> Executor {
+        self.exec
+    }
+
     fn routine(&self, name: &str) -> Result<usize, RuntimeError> {
         self.exec.routine(name).ok_or_else(|| {
             RuntimeError::new("E0812", format!("the program has no routine `{name}`")).help("build it again")

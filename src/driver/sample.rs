@@ -200,6 +200,30 @@ fn trained_by(program: &resolve::Program, sample: &Sample) -> Vec<String> {
     names.into_iter().map(|n| n.text.clone()).collect()
 }
 
+impl SampleRecipe {
+    /// The train item whose initial weights it samples with: the only one of its model, or the one that is named like the
+    /// sample item, or like the model.
+    pub fn begun_by(&self) -> Result<&str, RuntimeError> {
+        let named = |wanted: &str| self.trained_by.iter().find(|n| *n == wanted);
+        let found = match &self.trained_by[..] {
+            [only] => Some(only),
+            _ => named(&self.name).or_else(|| named(&self.model)),
+        };
+        found.map(String::as_str).ok_or_else(|| match self.trained_by.is_empty() {
+            true => RuntimeError::new(
+                "E0711",
+                format!("no train item of `{}` says what its weights begin with", self.model),
+            )
+            .help(format!("add `train {} {{ load .. }}`", self.model)),
+            false => RuntimeError::new(
+                "E0711",
+                format!("several train items of `{}` say what its weights begin with", self.model),
+            )
+            .help(format!("name the sample item like one of them: {}", self.trained_by.join(", "))),
+        })
+    }
+}
+
 /// Sets the sample dim to 1.
 fn one_sample(program: &resolve::Program, settings: &mut Settings) {
     let Some(main) = program.modules.first() else { return };

@@ -1,10 +1,11 @@
 //! Sampling: weights of a checkpoint, a prompt, and one new element after another; or the outputs of a written-out
 //! sampler.
 
-use super::engine::stop;
+use super::engine::{Compiled, stop};
 use super::findings::Stop;
+use super::recipe::Recipe;
 use super::sample::{CHUNK, Fed, PRELUDE, STEP, SampleRecipe, TextForm, WHOLE};
-use super::weights::{AVERAGE, MODEL};
+use super::weights::{self, AVERAGE, MODEL};
 use crate::diag::did_you_mean;
 use crate::elaborate::sample::{NEXT, TEMPERATURE};
 use crate::program::{Action, Library, OutputKind, Program, Slot};
@@ -24,6 +25,13 @@ pub struct Draws {
     pub top_p: Option<f64>,
 }
 
+/// The weights to sample with.
+pub enum Weights<'w> {
+    Trained(&'w Checkpoint),
+    /// Those that this train item begins with.
+    Initial(&'w Recipe),
+}
+
 pub struct Sampler {
     exec: Executor,
     recipe: SampleRecipe,
@@ -40,19 +48,30 @@ pub struct Sampled {
 }
 
 impl Sampler {
-    /// Opens a program with the weights of a checkpoint.
+    /// Opens a program; for initial weights it has the routine that computes them.
     pub fn open(
         mut program: Program,
         recipe: SampleRecipe,
-        from: &Checkpoint,
+        from: Weights,
         draws: Draws,
         seed: u64,
         threads: usize,
-    ) -> Result<Sampler, RuntimeError> {
+    ) -> Result<Sampler, Stop> {
         let temperature = settle(&mut program, &recipe, draws)?;
-        let exec = Executor::new(Arc::new(program), ExecOptions { threads, check_finite: false, timing: false })?;
-        let mut out = Sampler { exec, recipe, chars: from.index.chars.clone(), seed };
-        out.restore(from)?;
+        let options = ExecOptions { threads, ..ExecOptions::default() };
+        let mut out = match from {
+            Weights::Trained(from) => {
+                let exec = Executor::new(Arc::new(program), options)?;
+                let mut out = Sampler { exec, recipe, chars: from.index.chars.clone(), seed };
+                out.restore(from)?;
+                out
+            }
+            Weights::Initial(item) => {
+                let mut engine = Compiled::open(program, item, options)?;
+                weights::begin(item, &mut engine, item.seed)?;
+                Sampler { exec: engine.into_executor(), recipe, chars: None, seed }
+            }
+        };
         if let Some(n) = out.exec.program().states.iter().position(|s| s.path == TEMPERATURE) {
             let state = out.exec.state_mut(n);
             match state.len() {
@@ -111,8 +130,11 @@ impl Sampler {
             Some(TextForm::Chars) => match &self.chars {
                 Some(table) => Box::new(Chars(table.clone())),
                 None => {
-                    return Err(RuntimeError::new("E0807", "the checkpoint has no table of characters")
-                        .help("train with `data chars(..)`, or write `text bytes`"));
+                    return Err(RuntimeError::new(
+                        "E0807",
+                        "there is no table of characters: it comes with a checkpoint",
+                    )
+                    .help("sample from one that was trained with `data chars(..)`, or write `text bytes`"));
                 }
             },
             Some(TextForm::Tokenizer(file)) => Box::new(Tokenizer::open(file)?),

@@ -189,12 +189,7 @@ impl<'r> Run<'r> {
                     )));
                 }
             }
-            None => {
-                engine.init(seed)?;
-                for load in &recipe.loads {
-                    weights::load(recipe, engine, load)?;
-                }
-            }
+            None => weights::begin(recipe, engine, seed)?,
         }
         // From here on there is something that a signal must not tear.
         stop.at_once(false);

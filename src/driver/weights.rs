@@ -77,8 +77,14 @@ pub fn groups_of_use(recipe: &Recipe) -> Vec<&'static str> {
     if recipe.averages.is_empty() { vec![MODEL] } else { vec![MODEL, AVERAGE] }
 }
 
+/// Sets parameters and states to what training begins with: initial values, and weights of files over them.
+pub fn begin(recipe: &Recipe, engine: &mut dyn Engine, seed: u64) -> Result<(), Stop> {
+    engine.init(seed)?;
+    recipe.loads.iter().try_for_each(|l| load(recipe, engine, l))
+}
+
 /// Sets parameters to weights of a file.
-pub fn load(recipe: &Recipe, engine: &mut dyn Engine, load: &Load) -> Result<(), Stop> {
+fn load(recipe: &Recipe, engine: &mut dyn Engine, load: &Load) -> Result<(), Stop> {
     let weights = Weights::open(&load.path)?;
     let wanted = |t: Target| match t {
         Target::Param(p) => load.params.contains(&p.index()),

@@ -206,3 +206,69 @@ fn a_sampler_that_is_written_out_takes_its_arguments() {
     fails(at, &["sample", "m.pta", "--input", "x=1", "--input", "n=1", "--input", "on=2"], 1, "E0803");
     fails(at, &["sample", "m.pta", "--input", "x=one", "--input", "n=1", "--input", "on=1"], 1, "E0902");
 }
+
+/// Says the successor of each byte: the table is read from a file.
+const NEXT: &str = r#"
+dim batch = 2, seq = 8, vocab = 256
+optimizer keep(w: [..], g: [..]) -> [..] { w - 0 * g }
+model Next(tokens: int[batch, seq]) {
+    param table: [vocab] = 0
+    let said: int[batch, seq] = int(table[vocab = tokens])
+    output logits = where(iota[vocab] == said, 50, 0)
+    loss mean[batch, seq](square(table[vocab = tokens]))
+}
+train Next {
+    data { tokens = npy("tokens.npy") }
+    load "table.safetensors"
+    optimizer keep()
+    steps 1
+}
+sample Next {
+    feed tokens[seq] = draw[vocab](logits)
+    text bytes
+}
+"#;
+
+/// A safetensors file of one vector.
+fn vector(name: &str, values: &[f32]) -> Vec<u8> {
+    let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let n = values.len();
+    let mut header = format!(r#"{{"{name}":{{"dtype":"F32","shape":[{n}],"data_offsets":[0,{}]}}}}"#, bytes.len());
+    header += &" ".repeat(header.len().next_multiple_of(8) - header.len());
+    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &bytes].concat()
+}
+
+#[test]
+fn imported_weights_are_sampled_from_without_a_run() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let at = folder.path();
+    write(at, "next.pta", NEXT);
+    let table: Vec<f32> = (1..=256).map(|n| n as f32).collect();
+    write(at, "table.safetensors", vector("table", &table));
+    let sample = ["sample", "--initial", "--prompt", "abc", "--temperature", "0", "--length", "12"];
+    let ours = [&sample[..], &["next.pta"]].concat();
+    assert_eq!(succeeds(at, &ours), "abcdefghijklmno\n");
+    fails(at, &["sample", "next.pta"], 1, "E0805");
+    fails(at, &[&ours[..], &["--checkpoint", "runs/Next"]].concat(), 2, "cannot be used with");
+    succeeds(at, &["build", "next.pta", "-o", "prog"]);
+    let run = || Command::new(at.join("prog")).args(sample).current_dir(at).output().expect("runs");
+    assert_eq!(out(&run()), "abcdefghijklmno\n");
+    std::fs::remove_file(at.join("table.safetensors")).expect("it is gone");
+    for said in [fails(at, &ours, 1, "E0805"), err(&run())] {
+        assert!(said.contains("E0805") && said.contains("table.safetensors"), "{said}");
+    }
+    // Which train item, where there are several.
+    write(at, "table.safetensors", vector("table", &table));
+    let item = &NEXT[NEXT.find("train").expect("an item")..NEXT.find("sample").expect("an item")];
+    let two =
+        NEXT.replace("train Next {", "train up of Next {") + &item.replace("train Next {", "train down of Next {");
+    write(at, "next.pta", &two);
+    let said = fails(at, &ours, 1, "E0711");
+    assert!(said.contains("up, down"), "{said}");
+    write(at, "next.pta", two.replace("sample Next {", "sample down of Next {"));
+    assert_eq!(succeeds(at, &ours), "abcdefghijklmno\n");
+    write(at, "next.pta", NEXT.replace(item, ""));
+    fails(at, &ours, 1, "E0711");
+    write(at, "next.pta", NEXT.replace("text bytes", "text chars"));
+    fails(at, &ours, 1, "E0807");
+}
