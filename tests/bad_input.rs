@@ -296,6 +296,63 @@ fn sizes_that_no_machine_has() {
     with("sample", "embed=2147483647", "vocab=2147483647", "E0604");
 }
 
+/// Its output `huge` has more bytes than there are addresses.
+const UNREAD: &str = r#"
+dim batch = 2, a = 2147483647, b = 2147483647
+optimizer keep(w: [..], g: [..]) -> [..] { w - 0 * g }
+model M(x: [batch]) {
+    param w: [] = 1
+    output huge = x + 0 * iota[a] * iota[b]
+    output small = x
+    loss mean[batch](square(w * x))
+}
+train M {
+    data { x = csv("x.csv", column = 0) }
+    optimizer keep()
+    steps 1
+}
+"#;
+
+#[test]
+fn only_what_is_computed_has_to_fit() {
+    let f = tempfile::tempdir().expect("a temporary folder");
+    write(f.path(), "x.csv", b"1\n2\n");
+    let with = |text: &str| write(f.path(), "m.pta", text.as_bytes());
+    with(UNREAD);
+    for command in ["check", "train", "eval", "memory"] {
+        run::succeeds(f.path(), &[command, "m.pta"]);
+    }
+    run::succeeds(f.path(), &["eval", "m.pta", "--output", "small=small.npy"]);
+    fails(f.path(), &["eval", "m.pta", "--output", "huge=huge.npy"], "E0604");
+    // Read by the loss, by a metric, by a sampler.
+    let all = "max[batch, a, b](huge)";
+    for text in [
+        UNREAD.replace("    loss ", &format!("    loss 0 * {all}\n    loss ")),
+        UNREAD.replace("    loss ", &format!("    metric most = {all}\n    loss ")),
+        UNREAD.to_string() + "sample M(x: [batch]) {\n    output most = HUGE\n}\n",
+    ] {
+        with(&text.replace("HUGE", "max[batch, a, b](x + 0 * iota[a] * iota[b])"));
+        for command in ["check", "train"] {
+            let said = fails(f.path(), &[command, "m.pta"], "E0604");
+            assert!(said.contains("larger than any memory"), "{said}");
+        }
+    }
+    // A sampler computes one sample, not a batch.
+    with(
+        r#"dim batch = 67108864, seq = 8, vocab = 1073741824
+model M(tokens: int[batch, seq]) {
+    param w: [] = 1
+    output logits = w * (iota[vocab] == tokens)
+    loss w * mean[batch, seq](tokens)
+}
+sample M {
+    feed tokens[seq] = draw[vocab](logits)
+}
+"#,
+    );
+    run::succeeds(f.path(), &["check", "m.pta"]);
+}
+
 /// An array of 8 samples of 3 numbers, with this header.
 fn npy(descr: &str, shape: &str, data: &[u8]) -> Vec<u8> {
     let head = format!("{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}\n");

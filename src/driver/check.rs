@@ -1,5 +1,6 @@
 //! The front end as a whole: reads, resolves and walks a program in each of its modes.
 
+use super::{sample, size};
 use crate::check::style;
 use crate::diag::{Diagnostic, Sink};
 use crate::elaborate::{Elab, Mode, Settings, plan};
@@ -93,6 +94,9 @@ fn judge(request: &Request, world: &dyn World, all: bool) -> Checked {
             let facts = e.train(item, &crate::stage::slices, &without_gradients);
             if !e.failed() {
                 super::pipeline::loads(&c, &e, &facts, item, Path::new(""), &mut walks.found);
+                if let Err(d) = size::step_addressable(&e.b.graph) {
+                    walks.found.push(d);
+                }
             }
             walks.collect(&mut e);
         }
@@ -107,10 +111,16 @@ fn judge(request: &Request, world: &dyn World, all: bool) -> Checked {
             if failed {
                 continue;
             }
+            let whole = prune::prune(&e.b.finish());
             if let Some(feed) = facts.feed
-                && let Err(p) = stream::stream(&prune::prune(&e.b.finish()), feed.input, feed.dim, 1)
+                && let Err(p) = stream::stream(&whole, feed.input, feed.dim, 1)
             {
                 walks.found.push(not_streamable(p, feed.span));
+            } else if size::addressable(&whole).is_err()
+                // With a single sample, as it is run, it may be smaller.
+                && let Err(d) = sample::addressable(&c.program, &c.settings, item)
+            {
+                walks.found.push(d);
             }
         }
     }
@@ -201,7 +211,7 @@ fn walk<'a>(
         if failed {
             return None;
         }
-        if let Err(d) = super::size::addressable(&e.b.graph) {
+        if let Err(d) = size::step_addressable(&e.b.graph) {
             walks.found.push(d);
             return None;
         }

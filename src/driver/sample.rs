@@ -89,12 +89,7 @@ pub fn graphs(options: &Options, item: Option<&str>, world: &dyn World) -> Outco
     let c = sound(check::load(&options.request, world))?;
     let single = plan::single(options, &c.program).map_err(|d| with(d, &c.sources))?;
     let chosen = sample_item(&c.program, item).map_err(|d| with(d, &c.sources))?;
-    let mut settings = c.settings.clone();
-    if chosen.body.stmts.iter().any(|s| matches!(s.kind, StmtKind::Feed { .. })) {
-        one_sample(&c.program, &mut settings);
-    }
-    let mut e = Elab::new(&c.program, settings, Mode::STREAM, single.precision);
-    let facts = e.sample(chosen);
+    let (mut e, facts) = elaborated(&c.program, &c.settings, chosen, single.precision);
     let mut findings = Findings { sources: c.sources.clone(), sink: c.sink.clone() };
     findings.sink.extend(std::mem::take(&mut e.sink));
     if findings.sink.has_errors() {
@@ -106,33 +101,60 @@ pub fn graphs(options: &Options, item: Option<&str>, world: &dyn World) -> Outco
     let mut recipe = recipe(&facts, chosen, &whole, &base);
     recipe.temperature = temperature;
     recipe.trained_by = trained_by(&c.program, chosen);
+    if let Some(feed) = &facts.feed {
+        let capacity = whole.size(feed.dim);
+        let input = whole.inputs[feed.input.index()].name.clone();
+        recipe.fed = Some(Fed { input, capacity, chunk: CHUNK_POSITIONS.min(capacity) });
+    }
+    let routines = routines(whole, &facts).map_err(|d| with(d, &findings.sources))?;
+    recipe.prelude = routines[0].0 == PRELUDE;
+    Ok(SampleGraphs { findings, recipe, routines })
+}
+
+/// Walks a sample item. The sample dim has one element where an input is fed back.
+fn elaborated<'a>(
+    program: &'a resolve::Program,
+    settings: &Settings,
+    item: &'a Sample,
+    precision: DType,
+) -> (Elab<'a>, SampleFacts) {
+    let mut settings = settings.clone();
+    if item.body.stmts.iter().any(|s| matches!(s.kind, StmtKind::Feed { .. })) {
+        one_sample(program, &mut settings);
+    }
+    let mut e = Elab::new(program, settings, Mode::STREAM, precision);
+    let facts = e.sample(item);
+    (e, facts)
+}
+
+/// The whole graph of a sample item as what is run.
+fn routines(whole: Graph, facts: &SampleFacts) -> Result<Vec<(&'static str, Graph)>, Diagnostic> {
     let mut routines = Vec::new();
     match &facts.feed {
         None => routines.push((WHOLE, whole)),
         Some(feed) => {
-            let capacity = whole.size(feed.dim);
-            let chunk = CHUNK_POSITIONS.min(capacity);
-            let stream = |n: usize| {
-                stream::stream(&whole, feed.input, feed.dim, n)
-                    .map_err(|p| with(not_streamable(p, feed.span), &findings.sources))
-            };
+            let chunk = CHUNK_POSITIONS.min(whole.size(feed.dim));
+            let stream =
+                |n: usize| stream::stream(&whole, feed.input, feed.dim, n).map_err(|p| not_streamable(p, feed.span));
             let one = stream(1)?;
-            if let Some(p) = one.prelude {
-                routines.push((PRELUDE, p));
-            }
+            routines.extend(one.prelude.map(|p| (PRELUDE, p)));
             routines.push((STEP, prune::prune(&one.graph)));
             if chunk > 1 {
                 routines.push((CHUNK, prune::prune(&stream(chunk)?.graph)));
             }
-            recipe.prelude = routines[0].0 == PRELUDE;
-            let input = whole.inputs[feed.input.index()].name.clone();
-            recipe.fed = Some(Fed { input, capacity, chunk });
         }
     }
-    for (_, graph) in &routines {
-        size::addressable(graph).map_err(|d| with(d, &findings.sources))?;
+    routines.iter().try_for_each(|(_, graph)| size::addressable(graph))?;
+    Ok(routines)
+}
+
+/// No value of a sound sample item, as it is run, is larger than an address can say.
+pub fn addressable(program: &resolve::Program, settings: &Settings, item: &Sample) -> Result<(), Diagnostic> {
+    let (e, facts) = elaborated(program, settings, item, DType::F32);
+    if e.failed() {
+        return Ok(());
     }
-    Ok(SampleGraphs { findings, recipe, routines })
+    routines(prune::prune(&e.b.finish()), &facts).map(|_| ())
 }
 
 /// Whether the file has a sample item.

@@ -1,11 +1,22 @@
 //! Sizes that no machine has: what lowering computes with 64 bits must not overflow.
 
 use crate::diag::Diagnostic;
-use crate::ir::{DimId, Graph};
+use crate::ir::{DimId, Graph, OutputKind, prune};
 use crate::source::Span;
 
 /// Bytes of all values together, which then are addressed by i64 without overflow.
 const MOST: u128 = 1 << 62;
+
+/// The same of a graph as the walk of a program leaves it: of what a step computes, without outputs that nobody asks for.
+pub fn step_addressable(graph: &Graph) -> Result<(), Diagnostic> {
+    // Nearly always all of it fits, and there is no need to see what is computed.
+    if addressable(graph).is_ok() {
+        return Ok(());
+    }
+    let mut step = graph.clone();
+    step.outputs.retain(|o| o.kind != OutputKind::Value);
+    addressable(&prune::prune(&step))
+}
 
 /// No value is larger than an address can say, nor are all together.
 pub fn addressable(graph: &Graph) -> Result<(), Diagnostic> {
