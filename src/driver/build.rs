@@ -46,6 +46,11 @@ impl Bundle {
     pub fn settle(&mut self, program: &mut Program) -> Result<(), RuntimeError> {
         self.recipe.sources_mut().into_iter().for_each(|s| absolute(&mut s.path));
         self.recipe.loads.iter_mut().for_each(|l| absolute(&mut l.path));
+        // Settings are text.
+        if let Some(path) = self.read_paths().iter().find(|p| p.to_str().is_none()) {
+            let message = format!("the path `{}` is not UTF-8, so a program cannot carry it", path.display());
+            return Err(RuntimeError::new("E0813", message).help("rename the file, or the folder that it is in"));
+        }
         for file in self.tokenizers_mut() {
             let path = file.path.to_string_lossy().into_owned();
             if program.files.iter().any(|f| f.path == path) {

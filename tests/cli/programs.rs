@@ -120,6 +120,18 @@ fn a_program_is_not_built_without_its_tokenizer() {
     assert!(!at.join("prog").exists());
 }
 
+#[test]
+#[cfg(target_os = "linux")]
+fn a_path_that_is_no_text_is_not_carried() {
+    use std::os::unix::ffi::OsStrExt;
+    let folder = tiny();
+    let odd = folder.path().join(std::ffi::OsStr::from_bytes(b"in\xff"));
+    std::fs::create_dir(&odd).expect("any bytes make a name");
+    std::fs::rename(folder.path().join("tiny.pta"), odd.join("tiny.pta")).expect("moved");
+    let said = fails(&odd, &["build", "tiny.pta", "-o", "prog"], 1, "E0813");
+    assert!(said.contains("is not UTF-8"), "{said}");
+}
+
 /// Two inputs in training, and files of their own to validate on.
 const PAIRS: &str = r#"
 dim batch = 2
