@@ -85,6 +85,8 @@ pub type Tell<'t> = &'t mut dyn FnMut(Event);
 
 /// Steps that are logged where the item does not say how often.
 const LOGGED: u64 = 20;
+/// A loss scale below which gradients do not overflow f16 by its fault.
+const LEAST_SCALE: f64 = 1.0 / 65536.0;
 /// Batches that are prepared ahead.
 const AHEAD: usize = 2;
 
@@ -236,7 +238,8 @@ impl<'r> Run<'r> {
             let next = self.data.as_mut().map_or(Ok(None), Prefetcher::next_batch);
             // Steps that are done are kept, although the data fails now.
             let batch = next.map_err(|e| {
-                self.keep(engine, tell);
+                // What ends the run is the data.
+                let _ = self.keep(engine, tell);
                 Stop::at(e, &self.recipe.data_at)
             })?;
             let figures = engine.run(Routine::Train, self.seed, self.step, batch.as_ref().unwrap_or(&empty))?;
@@ -250,19 +253,24 @@ impl<'r> Run<'r> {
             if !loss.is_finite() {
                 return Err(self.not_finite(loss, &figures));
             }
+            if let Some(e) = self.bad_gradient(&figures) {
+                return Err(e);
+            }
             let valid = self.validate(engine, stop, tell);
-            let valid = valid.inspect_err(|_| self.keep(engine, tell))?;
+            let valid = valid.or_else(|e| self.keep(engine, tell).and(Err(e)))?;
             self.report(loss, &figures, valid, first, tell);
             if self.recipe.save_every.is_some_and(|n| self.step.is_multiple_of(n)) {
-                self.save(engine, tell);
+                self.save(engine, tell)?;
             }
             let outcome = self.saver.poll();
             self.saved(outcome, tell);
         }
         let interrupted = self.step < self.recipe.steps || self.unvalidated.is_some();
-        self.keep(engine, tell);
+        self.keep(engine, tell)?;
         if self.skipped > 0 {
-            tell(Event::Note(format!("{} steps were skipped, since f16 gradients overflowed", self.skipped)));
+            let steps =
+                if self.skipped == 1 { "1 step was".to_string() } else { format!("{} steps were", self.skipped) };
+            tell(Event::Note(format!("{steps} skipped, since f16 gradients overflowed")));
         }
         Ok(interrupted)
     }
@@ -332,30 +340,35 @@ impl<'r> Run<'r> {
     }
 
     /// Saves before the run ends, unless this step is saved already.
-    fn keep(&mut self, engine: &dyn Engine, tell: Tell) {
-        if self.snapshot != Some(self.step) && self.step > 0 {
-            self.save(engine, tell);
-        }
+    fn keep(&mut self, engine: &dyn Engine, tell: Tell) -> Result<(), Stop> {
+        if self.snapshot != Some(self.step) && self.step > 0 { self.save(engine, tell) } else { Ok(()) }
     }
 
-    fn save(&mut self, engine: &dyn Engine, tell: Tell) {
+    /// Weights that are not finite are not saved: what is there is better.
+    fn save(&mut self, engine: &dyn Engine, tell: Tell) -> Result<(), Stop> {
         let mut extra = serde_json::json!({"item": self.recipe.name, "model": self.recipe.model,
             "precision": self.recipe.precision});
         if let Some(record) = &self.unvalidated {
             extra[UNVALIDATED] = metrics::kept(record);
         }
         let spare = self.saver.recycle().map_or(Vec::new(), |s| s.groups);
+        let groups = weights::save(self.recipe, engine, spare);
+        if let Some((name, value)) = weights::not_finite(self.recipe, &groups) {
+            let what = format!("parameter `{name}` holds {value} after step {}", self.step);
+            return Err(self.unstable(RuntimeError::new("E0810", what), "the optimizer's step"));
+        }
         let snapshot = Snapshot {
             step: self.step,
             seed: self.seed,
             data: DataPosition { batch: self.step, samples: self.samples },
             chars: self.chars.clone(),
             extra,
-            groups: weights::save(self.recipe, engine, spare),
+            groups,
         };
         self.snapshot = Some(self.step);
         let before = self.saver.save(snapshot);
         self.saved(before, tell);
+        Ok(())
     }
 
     /// A failed save harms nothing that is there: training goes on, and the run fails only if the last one failed.
@@ -382,12 +395,32 @@ impl<'r> Run<'r> {
         for f in figures.iter().filter(|f| f.is_loss() && f.values.iter().any(|x| !x.is_finite())) {
             e = e.note(format!("loss term `{}` is {}", f.name, f.values[0]));
         }
-        e = match &self.last_saved {
+        self.unstable(e, "the step before")
+    }
+
+    /// Gradients that are not finite have spoilt the parameters, unless the step was skipped (f16).
+    fn bad_gradient(&self, figures: &[Figure]) -> Option<Stop> {
+        let figure = |name: &str| figures.iter().find(|f| f.name == name).map(|f| f.values[0]);
+        let step = self.step;
+        if let Some(scale) = figure("loss_scale").filter(|s| *s < LEAST_SCALE) {
+            let e = RuntimeError::new("E0810", format!("the loss scale has fallen to {scale:.3e} at step {step}"));
+            let e = e.note("so small a loss overflows nowhere: the gradients are not finite for another reason");
+            return Some(self.unstable(e, "the forward pass"));
+        }
+        let norm = figure("grad_norm").filter(|n| !n.is_finite() && figure("skipped").is_none())?;
+        let e =
+            RuntimeError::new("E0810", format!("the gradients of step {step} are not finite: their norm is {norm}"));
+        Some(self.unstable(e, "the loss"))
+    }
+
+    /// Numbers went bad: where the run can begin again, and how to find out why; `sound` was finite.
+    fn unstable(&self, e: RuntimeError, sound: &str) -> Stop {
+        let e = match &self.last_saved {
             Some(path) => e.note(format!("the last checkpoint is {}", path.display())),
             None => e.note("there is no checkpoint yet"),
         };
         if self.watched {
-            return e.help("the step before was finite: look at the learning rate").into();
+            return e.help(format!("{sound} was finite: look at the learning rate")).into();
         }
         e.help("run again with `--debug-nan`, which names the first value that went bad; or lower the learning rate")
             .into()

@@ -1,6 +1,6 @@
 //! The state of a run as tensors: into snapshots and out of checkpoints, and weights to begin with.
 
-use super::engine::{Engine, Slot};
+use super::engine::{Engine, Slot, numbers};
 use super::findings::Stop;
 use super::recipe::{Load, Recipe};
 use crate::elaborate::weights::Target;
@@ -46,6 +46,23 @@ pub fn save(recipe: &Recipe, engine: &dyn Engine, spare: Vec<Group>) -> Vec<Grou
         }
     }
     groups
+}
+
+/// The first parameter of a snapshot with a value that is not finite, and that value.
+pub fn not_finite<'g>(recipe: &Recipe, groups: &'g [Group]) -> Option<(&'g str, f64)> {
+    let model = groups.iter().find(|g| g.name == MODEL)?;
+    let bad = |bytes: &[u8], dtype: DType| -> Option<f64> {
+        // Whole blocks without an exponent of ones are passed over quickly.
+        let suspect = match dtype {
+            DType::F32 => {
+                let ones = |b: &[u8]| bytemuck::pod_read_unaligned::<u32>(b) & 0x7f80_0000 == 0x7f80_0000;
+                bytes.chunks_exact(4).any(ones)
+            }
+            _ => dtype.is_float(),
+        };
+        suspect.then(|| numbers(dtype, bytes).into_iter().find(|x| !x.is_finite())).flatten()
+    };
+    model.tensors[..recipe.params.len()].iter().find_map(|t| Some((t.info.name.as_str(), bad(&t.bytes, t.info.dtype)?)))
 }
 
 /// Reads groups of a checkpoint into the engine.

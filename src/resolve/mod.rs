@@ -8,7 +8,7 @@
 pub mod stdlib;
 
 use crate::diag::{Diagnostic, Sink, did_you_mean};
-use crate::source::{FileId, SourceMap, Span, World, normalise};
+use crate::source::{FileId, SourceMap, Span, World, normalise, text_of};
 use crate::syntax::{self, ast};
 use ast::{ItemKind, Name};
 use indexmap::{IndexMap, IndexSet};
@@ -148,10 +148,9 @@ impl Loader<'_> {
         }
         let shown = path.display().to_string();
         let text = match self.world.read(path) {
-            Ok(bytes) => match String::from_utf8(bytes) {
+            Ok(bytes) => match text_of(bytes) {
                 Ok(text) => text,
-                Err(e) => {
-                    let at = e.utf8_error().valid_up_to();
+                Err(at) => {
                     self.unreadable(&shown, &format!("it is not UTF-8 text (first bad byte at offset {at})"), from);
                     return None;
                 }
@@ -337,6 +336,7 @@ impl Loader<'_> {
         if !lost {
             self.sink.push(match near {
                 Some(n) => d.help(format!("did you mean `{n}`?")),
+                None if module.path.is_none() => d.help(format!("`partita std {}` lists what it has", module.name)),
                 None => d.help("see the file for the names that it defines"),
             });
         }
@@ -351,7 +351,7 @@ impl Loader<'_> {
                     .at(span, "unknown module");
                 self.sink.push(match near {
                     Some(n) => d.help(format!("did you mean `{n}`?")),
-                    None => d.help(format!("write `use .{name}` for a file beside this one")),
+                    None => d.help(format!("write `use .{}` for a file beside this one", name.replace('/', "."))),
                 });
                 return None;
             }

@@ -1,5 +1,6 @@
-//! A flag that SIGINT and SIGTERM set, so that a training loop can save before it ends.
+//! A flag that SIGINT, SIGTERM and SIGHUP set, so that a training loop can save before it ends.
 
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -16,13 +17,16 @@ pub struct StopFlag {
 }
 
 impl StopFlag {
-    /// Catches the signals from now on. A second one ends the process at once, with the exit status 130.
+    /// Catches the signals from now on. A second one ends the process at once, with the exit status 128 and its
+    /// number.
     pub fn install() -> Result<StopFlag> {
         let flag = StopFlag::default();
-        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
             // in this order: the shutdown looks at the flag before this signal sets it
             signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, flag.at_once.clone())
-                .and_then(|_| signal_hook::flag::register_conditional_shutdown(signal, 130, flag.asked.clone()))
+                .and_then(|_| {
+                    signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, flag.asked.clone())
+                })
                 .and_then(|_| signal_hook::flag::register_usize(signal, flag.signal.clone(), signal as usize))
                 .and_then(|_| signal_hook::flag::register(signal, flag.asked.clone()))
                 .map_err(|e| RuntimeError::internal(format!("cannot catch signal {signal}: {e}")))?;

@@ -4,6 +4,7 @@
 //! Invariant: a span's bounds lie on character boundaries of its file's text, `start <= end`.
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 
 /// Index of a file in a [`SourceMap`].
@@ -100,13 +101,31 @@ pub trait World {
     fn read(&self, path: &Path) -> Result<Vec<u8>, String>;
 }
 
+/// Most bytes of a file of the language; of a larger one only a character more is read.
+pub const MAX_BYTES: usize = 1 << 20;
+
 /// The disk.
 pub struct Disk;
 
 impl World for Disk {
     fn read(&self, path: &Path) -> Result<Vec<u8>, String> {
-        std::fs::read(path).map_err(|e| e.to_string())
+        let mut bytes = Vec::new();
+        // A device may have no end.
+        let read = std::fs::File::open(path).and_then(|f| f.take(MAX_BYTES as u64 + 4).read_to_end(&mut bytes));
+        read.map(|_| bytes).map_err(|e| e.to_string())
     }
+}
+
+/// The text of a file; of one that is too large (see [`MAX_BYTES`]) the cut end may lack a part of its last character.
+/// The error is the place of the first byte that is none of UTF-8.
+pub fn text_of(mut bytes: Vec<u8>) -> Result<String, usize> {
+    if bytes.len() > MAX_BYTES
+        && let Err(e) = std::str::from_utf8(&bytes)
+        && e.error_len().is_none()
+    {
+        bytes.truncate(e.valid_up_to());
+    }
+    String::from_utf8(bytes).map_err(|e| e.utf8_error().valid_up_to())
 }
 
 /// Files held in memory, for tests and tools.

@@ -2,16 +2,15 @@
 //! recursive walk over the text's structure is bounded.
 
 use crate::diag::Diagnostic;
-use crate::source::{FileId, Span};
+use crate::source::{FileId, MAX_BYTES, Span};
 
-pub const MAX_BYTES: usize = 1 << 20;
 pub const MAX_NESTING: usize = 128;
 
 /// What is too much about a text, if anything.
 pub fn excess(text: &str, file: FileId) -> Option<Diagnostic> {
     if text.len() > MAX_BYTES {
         return Some(
-            Diagnostic::error("E0102", format!("file is larger than 1 MiB ({} bytes)", text.len()))
+            Diagnostic::error("E0102", "a file is larger than 1 MiB")
                 .at(Span::new(file, 0, 0), "starts here")
                 .help("split it and join the parts with `use`"),
         );

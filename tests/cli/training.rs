@@ -307,3 +307,28 @@ fn a_profile_accounts_for_the_whole_step() {
     let text = fails(at, &["train", "tiny.pta", "--out", "run", "--trace", "tiny.pta"], 1, "E0813");
     assert!(text.contains("would destroy"), "{text}");
 }
+
+#[test]
+fn values_that_go_bad_in_the_update_are_named_and_not_saved() {
+    let folder = tiny();
+    let at = folder.path();
+    // The state is 0 in the first step.
+    let divides = "dim a = 4\noptimizer weird(w: [..], g: [..], lr: f32) -> [..] {\n    state m: f32[..] = 0\n    update m = m + g\n    \
+        w - lr * (g / m)\n}\nmodel M() {\n    param w: [a] = normal(0.1)\n    loss sum[a](w * w)\n}\n\
+        train M {\n    optimizer weird(lr = 0.1)\n    steps 1\n}\n";
+    write(at, "update.pta", divides);
+    let text = fails(at, &["train", "update.pta"], 1, "E0810");
+    assert!(text.contains("parameter `w` holds") && text.contains("after step 1"), "{text}");
+    assert!(!at.join("runs/M/step-00000001").exists(), "nothing is saved");
+    let text = fails(at, &["train", "update.pta", "--debug-nan"], 1, "E0810");
+    assert!(text.contains("update.pta:5:"), "{text}");
+    let root = "use optim.{sgd}\ndim a = 4\nmodel M() {\n    param w: [a] = 0\n    \
+        loss sum[a](where(w > 0, sqrt(w), 0))\n}\ntrain M {\n    optimizer sgd(lr = 0.1)\n    steps 100\n}\n";
+    write(at, "root.pta", root);
+    let text = fails(at, &["train", "root.pta"], 1, "E0810");
+    assert!(text.contains("gradients of step 1 are not finite"), "{text}");
+    let text = fails(at, &["train", "root.pta", "--debug-nan"], 1, "E0810");
+    assert!(text.contains("root.pta:5:"), "{text}");
+    let text = fails(at, &["train", "root.pta", "--precision", "f16"], 1, "E0810");
+    assert!(text.contains("loss scale has fallen"), "{text}");
+}

@@ -52,7 +52,7 @@ pub fn locate(path: &Path) -> Result<PathBuf> {
     let what = if path.exists() { "has no checkpoint in it" } else { "does not exist" };
     Err(RuntimeError::new("E0805", format!("`{}` {what}", path.display()))
         .place(path.display())
-        .help("train first, or name a directory `step-..` with `--checkpoint DIR`"))
+        .help("train first, or name the directory of a run or of one of its `step-..`"))
 }
 
 /// An opened checkpoint: its index is read, its tensors are not.
@@ -213,7 +213,9 @@ fn corrupted(path: &Path, why: impl std::fmt::Display) -> RuntimeError {
         .and_then(|dir| list(dir).ok())
         .and_then(|all| all.into_iter().rev().find(|f| f.path.as_path() < path));
     match before {
-        Some(found) => error.help(format!("use the one before it: `--checkpoint {}`", found.path.display())),
+        Some(found) => {
+            error.help(format!("remove that directory to use the one before it, `{}`", found.path.display()))
+        }
         None => error.help("restore it from a copy"),
     }
 }

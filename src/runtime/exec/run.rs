@@ -50,7 +50,7 @@ impl Executor {
             if let (Some(times), Some(start)) = (&mut self.watch.times, start) {
                 times.step(routine, own, start);
             }
-            self.watch_after(routine, step)?;
+            self.watch_after(routine, step);
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use super::profile::Times;
 use super::{ExecOptions, Executor, placed};
-use crate::program::{BufferId, OutputKind, Program, SourceId, Step};
+use crate::program::{BufferId, OutputKind, Program, Slot, SourceId, Step};
 use crate::runtime::RuntimeError;
 use crate::runtime::device::library::Element;
 use crate::with_element;
@@ -13,8 +13,10 @@ pub struct Watch {
     pub(super) times: Option<Times>,
     /// What the step under way is about to write, as it was before.
     before: Vec<(BufferId, Vec<u8>)>,
-    /// The first step of this run that made an infinity of finite operands.
+    /// The first step of this run that made an infinity of finite operands ..
     infinite: Option<Bad>,
+    /// .. and the first that made a NaN.
+    nan: Option<Bad>,
 }
 
 /// A value that is not finite.
@@ -29,11 +31,11 @@ struct Bad {
 impl Watch {
     pub fn new(program: &Program, options: ExecOptions) -> Watch {
         let times = options.timing.then(|| Times::new(program));
-        Watch { check_finite: options.check_finite, times, before: Vec::new(), infinite: None }
+        Watch { check_finite: options.check_finite, times, before: Vec::new(), infinite: None, nan: None }
     }
 
     pub fn begin(&mut self, routine: usize) {
-        self.infinite = None;
+        (self.infinite, self.nan) = (None, None);
         if let Some(times) = &mut self.times {
             times.begin(routine);
         }
@@ -61,10 +63,10 @@ impl Executor {
         self.watch.before = before;
     }
 
-    /// Stops at the first NaN; notes the first infinity.
-    pub(super) fn watch_after(&mut self, routine: usize, step: &Step) -> Result<(), RuntimeError> {
+    /// Notes the first NaN and the first infinity.
+    pub(super) fn watch_after(&mut self, routine: usize, step: &Step) {
         if !self.watch.check_finite {
-            return Ok(());
+            return;
         }
         let program = self.program.clone();
         let r = &program.routines[routine];
@@ -92,32 +94,42 @@ impl Executor {
                 label: step.label.clone(),
                 source: step.source,
             };
-            if value.is_nan() {
-                let origin = self.watch.infinite.take();
-                let mut error = self.not_finite(&bad);
-                if let Some(origin) = origin {
-                    error = error.note(self.describe(&origin));
-                }
-                return Err(error);
-            }
-            self.watch.infinite.get_or_insert(bad);
+            let first = if value.is_nan() { &mut self.watch.nan } else { &mut self.watch.infinite };
+            first.get_or_insert(bad);
         }
-        Ok(())
     }
 
-    /// At the end of a run: an infinity matters (it is often a mask) only if it reached a loss or metric.
+    /// At the end of a run: such values matter (an infinity is often a mask, a NaN may be left out by a condition, an
+    /// overflow of f16 is skipped) only if they reached a loss, a parameter or a state.
     pub(super) fn finish_watch(&mut self, routine: usize) -> Result<(), RuntimeError> {
-        if self.watch.infinite.is_none() {
+        let (nan, infinite) = (self.watch.nan.take(), self.watch.infinite.take());
+        if (nan.is_none() && infinite.is_none()) || !self.is_spoilt(routine) {
             return Ok(());
         }
+        Err(match (nan, infinite) {
+            (Some(nan), Some(origin)) => self.not_finite(&nan).note(self.describe(&origin)),
+            (Some(bad), None) | (None, Some(bad)) => self.not_finite(&bad),
+            (None, None) => return Ok(()),
+        })
+    }
+
+    fn is_spoilt(&self, routine: usize) -> bool {
         let outputs = &self.program.routines[routine].outputs;
-        let spoilt = (0..outputs.len())
-            .filter(|n| outputs[*n].kind != OutputKind::Value && outputs[*n].shape.is_empty())
-            .any(|n| !self.scalar(routine, n).is_finite());
-        match self.watch.infinite.take() {
-            Some(bad) if spoilt => Err(self.not_finite(&bad)),
-            _ => Ok(()),
-        }
+        let mut losses = (0..outputs.len()).filter(|n| outputs[*n].kind == OutputKind::Loss);
+        let slots = |slots: &[Slot], arrays: &[super::Slab]| {
+            slots.iter().zip(arrays).any(|(slot, array)| {
+                slot.dtype.is_float()
+                    && with_element!(slot.dtype, E => {
+                        // SAFETY: an array of the slot's own type, and no step is under way.
+                        let values =
+                            unsafe { std::slice::from_raw_parts(array.bytes().as_ptr().cast::<E>(), slot.elements()) };
+                        values.iter().any(|x| !x.value().is_finite())
+                    })
+            })
+        };
+        losses.any(|n| !self.scalar(routine, n).is_finite())
+            || slots(&self.program.params, &self.memory.params)
+            || slots(&self.program.states, &self.memory.states)
     }
 
     fn not_finite(&self, bad: &Bad) -> RuntimeError {

@@ -11,9 +11,9 @@ mod layout;
 mod tree;
 
 use super::build::{Grammar, Rule};
-use super::{guard, parse, print};
+use super::{parse, print};
 use crate::diag::{Diagnostic, Sink};
-use crate::source::{FileId, Span};
+use crate::source::{FileId, MAX_BYTES, Span};
 use pest::Parser;
 
 /// The formatted text, or why the text does not parse, with places in file 0.
@@ -38,7 +38,7 @@ pub fn format_source(text: &str) -> Result<String, Sink> {
     let Some(formatted) = formatted.ok().flatten() else {
         return refused(Diagnostic::error("E0811", "this file could not be formatted"), "try again with more memory");
     };
-    if formatted.len() > guard::MAX_BYTES {
+    if formatted.len() > MAX_BYTES {
         let found = Diagnostic::error("E0102", "formatted, this file would be larger than 1 MiB");
         return refused(found, "split it and join the parts with `use`");
     }
