@@ -83,7 +83,7 @@ impl Bundle {
         let data = self.recipe.sources_mut().into_iter().filter_map(Source::tokenizer_mut);
         let text = self.sample.as_mut().and_then(|s| s.text.as_mut()).and_then(|t| match t {
             TextForm::Tokenizer(file) => Some(file),
-            TextForm::Bytes | TextForm::Chars => None,
+            TextForm::Bytes | TextForm::Chars | TextForm::Ids => None,
         });
         data.chain(text).collect()
     }

@@ -20,7 +20,7 @@ use crate::runtime::data::Input;
 use crate::runtime::tokenizer::TokenizerFile;
 use crate::source::World;
 use crate::stream;
-use crate::syntax::ast::{ItemKind, Sample, StmtKind};
+use crate::syntax::ast::{DataSource, ExprKind, ItemKind, Sample, StmtKind, TrainKind, TrainLine};
 use crate::types::DType;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -65,6 +65,7 @@ pub struct Fed {
 pub enum TextForm {
     Bytes,
     Chars,
+    Ids,
     Tokenizer(TokenizerFile),
 }
 
@@ -101,6 +102,7 @@ pub fn graphs(options: &Options, item: Option<&str>, world: &dyn World) -> Outco
     let mut recipe = recipe(&facts, chosen, &whole, &base);
     recipe.temperature = temperature;
     recipe.trained_by = trained_by(&c.program, chosen);
+    recipe.text = recipe.text.or_else(|| trained_on(&c.program, chosen));
     if let Some(feed) = &facts.feed {
         let capacity = whole.size(feed.dim);
         let input = whole.inputs[feed.input.index()].name.clone();
@@ -222,6 +224,30 @@ fn trained_by(program: &resolve::Program, sample: &Sample) -> Vec<String> {
     names.into_iter().map(|n| n.text.clone()).collect()
 }
 
+/// How the data that the model is trained on writes ids, where the sample item does not say.
+fn trained_on(program: &resolve::Program, sample: &Sample) -> Option<TextForm> {
+    let source = |line: &TrainLine| match &line.kind {
+        TrainKind::Data { valid: false, source: DataSource::Stream(e), .. } => match &*e.kind {
+            ExprKind::Call { callee, .. } => match &*callee.kind {
+                ExprKind::Name(n) => Some(n.clone()),
+                _ => None,
+            },
+            _ => None,
+        },
+        _ => None,
+    };
+    let sources = program.main_items(|i| match i {
+        ItemKind::Train(t) if t.model.text == sample.model.text => Some(t.lines.iter().find_map(source)),
+        _ => None,
+    });
+    match sources.into_iter().flatten().next()?.as_str() {
+        "tokens" => Some(TextForm::Ids),
+        "chars" => Some(TextForm::Chars),
+        "bytes" => Some(TextForm::Bytes),
+        _ => None,
+    }
+}
+
 impl SampleRecipe {
     /// The train item whose initial weights it samples with: the only one of its model, or the one that is named like the
     /// sample item, or like the model.
@@ -284,6 +310,7 @@ fn recipe(facts: &SampleFacts, item: &Sample, g: &Graph, base: &std::path::Path)
         text: facts.text.as_ref().map(|(t, _)| match t {
             Text::Bytes => TextForm::Bytes,
             Text::Chars => TextForm::Chars,
+            Text::Ids => TextForm::Ids,
             Text::Tokenizer(p) => TextForm::Tokenizer(TokenizerFile::at(base.join(p))),
         }),
         length: facts.length,

@@ -13,7 +13,7 @@ use crate::runtime::RuntimeError;
 use crate::runtime::checkpoint::{Checkpoint, TensorInfo};
 use crate::runtime::data::{CharTable, Input, given};
 use crate::runtime::exec::{ExecOptions, Executor, RunArgs};
-use crate::runtime::tokenizer::{Bytes, Chars, Codec, Tokenizer};
+use crate::runtime::tokenizer::{Bytes, Chars, Codec, Ids, Tokenizer};
 use std::sync::Arc;
 
 /// What the command line says of the draw.
@@ -127,6 +127,7 @@ impl Sampler {
     pub fn codec(&self) -> Result<Box<dyn Codec>, RuntimeError> {
         Ok(match &self.recipe.text {
             None | Some(TextForm::Bytes) => Box::new(Bytes),
+            Some(TextForm::Ids) => Box::new(Ids),
             Some(TextForm::Chars) => match &self.chars {
                 Some(table) => Box::new(Chars(table.clone())),
                 None => {

@@ -36,6 +36,8 @@ pub struct FeedBack {
 pub enum Text {
     Bytes,
     Chars,
+    /// Numbers.
+    Ids,
     /// The path of a tokenizer.json, relative to the main file.
     Tokenizer(String),
 }
@@ -231,7 +233,7 @@ impl<'a> Elab<'a> {
                 None => self.error(
                     Diagnostic::error("E0710", "`text` says how tokens are written")
                         .at(value.span, "not understood")
-                        .help("write `text bytes`, `text chars` or `text tokenizer(\"tokenizer.json\")`"),
+                        .help("write `text bytes`, `text chars`, `text ids` or `text tokenizer(\"tokenizer.json\")`"),
                 ),
             },
         }
@@ -279,6 +281,7 @@ fn text_kind(e: &Expr) -> Option<Text> {
     match &*e.kind {
         ExprKind::Name(n) if n == "bytes" => Some(Text::Bytes),
         ExprKind::Name(n) if n == "chars" => Some(Text::Chars),
+        ExprKind::Name(n) if n == "ids" => Some(Text::Ids),
         ExprKind::Call { callee, args } => match (&*callee.kind, &args[..]) {
             (ExprKind::Name(n), [a]) if n == "tokenizer" => match &*a.value.kind {
                 ExprKind::Str(s) => Some(Text::Tokenizer(s.clone())),

@@ -60,6 +60,10 @@ pub struct Bytes;
 #[derive(Clone, Debug)]
 pub struct Chars(pub CharTable);
 
+/// Ids are written as numbers with spaces between them.
+#[derive(Clone, Copy, Debug)]
+pub struct Ids;
+
 /// Which `tokenizer.json` to use. A built program carries its content, which then stands for the file.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct TokenizerFile {
@@ -99,6 +103,46 @@ pub struct Tokenizer {
 fn no_such_id(id: u32, size: usize) -> RuntimeError {
     RuntimeError::new("E0803", format!("id {id} has no text: the vocabulary has {size} entries"))
         .help("sample with the tokenizer that the model was trained with")
+}
+
+impl Codec for Ids {
+    fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let id = |word: &str| {
+            let id = word.parse::<u32>().ok().filter(|id| i32::try_from(*id).is_ok());
+            id.ok_or_else(|| {
+                RuntimeError::new("E0902", format!("`{word}` is no id"))
+                    .help("this model's text is ids: `--prompt \"17 4 256\"`; `text` in the sample item says otherwise")
+            })
+        };
+        text.split(|c: char| c.is_whitespace() || c == ',').filter(|word| !word.is_empty()).map(id).collect()
+    }
+
+    fn size(&self) -> usize {
+        i32::MAX as usize
+    }
+
+    fn begin(&self) -> Option<u32> {
+        Some(0)
+    }
+
+    fn decoder(&self) -> Box<dyn Decoder + '_> {
+        Box::new(IdDecoder { first: true })
+    }
+}
+
+struct IdDecoder {
+    first: bool,
+}
+
+impl Decoder for IdDecoder {
+    fn push(&mut self, id: u32) -> Result<String> {
+        let space = if std::mem::replace(&mut self.first, false) { "" } else { " " };
+        Ok(format!("{space}{id}"))
+    }
+
+    fn finish(&mut self) -> String {
+        String::new()
+    }
 }
 
 impl Codec for Bytes {

@@ -272,3 +272,35 @@ fn imported_weights_are_sampled_from_without_a_run() {
     write(at, "next.pta", NEXT.replace("text bytes", "text chars"));
     fails(at, &ours, 1, "E0807");
 }
+
+#[test]
+fn a_model_of_ids_is_sampled_in_ids() {
+    let folder = TempDir::new().expect("a folder");
+    let at = folder.path();
+    // The next id is always the one before it plus 1: a table that is not trained.
+    let program = r#"
+dim batch = 2, seq = 8, vocab = 1000
+optimizer keep(w: [..], g: [..]) -> [..] { w - 0 * g }
+model Count(tokens: int[batch, seq], targets: int[batch, seq]) {
+    param sharp: [] = 50
+    let next: bool[batch, seq, vocab] = iota[vocab] == tokens + 1
+    let scores: [batch, seq, vocab] = sharp * next
+    output logits = scores
+    loss mean[batch, seq, vocab](square(logits)) + 0 * mean[batch, seq](targets)
+}
+train Count {
+    data tokens("ids.bin")
+    optimizer keep()
+    steps 1
+}
+sample Count { feed tokens[seq] = argmax[vocab](logits) }
+"#;
+    write(at, "count.pta", program);
+    let ids: Vec<u8> = (0..200u16).flat_map(u16::to_le_bytes).collect();
+    write(at, "ids.bin", ids);
+    succeeds(at, &["train", "count.pta"]);
+    let text = succeeds(at, &["sample", "count.pta", "--prompt", "5, 653", "--length", "4"]);
+    assert_eq!(text.trim_end(), "5, 653 654 655 656 657");
+    let text = fails(at, &["sample", "count.pta", "--prompt", "five"], 1, "E0902");
+    assert!(text.contains("`five` is no id"), "{text}");
+}
