@@ -183,7 +183,7 @@ fn adafactor_of_vectors_keeps_all_second_moments() {
     for clip in [1.0, 0.3] {
         let mut w = noise(1);
         let mut run = Run::new(&format!("optimizer adafactor_vector(lr = 0.01, clip = {clip:?})"), &w);
-        let mut v = vec![0.0; R * C];
+        let mut v = [0.0; R * C];
         for step in 0..4 {
             let g: Vec<f64> = noise(20 + step).iter().map(|g| g * f64::from(1 + step)).collect();
             let ours = run.step(&g);
@@ -246,7 +246,7 @@ fn newton_schulz(m: &[f64]) -> Vec<f64> {
 fn muon_looks_ahead_along_its_momentum() {
     let mut w = noise(1);
     let mut run = Run::new("optimizer muon(lr = 0.1, momentum = 0.9, weight_decay = 0.2)", &w);
-    let mut m = vec![0.0; R * C];
+    let mut m = [0.0; R * C];
     for step in 0..3 {
         let g = noise(40 + step);
         let ours = run.step(&g);
