@@ -1,15 +1,15 @@
 //! What runs the steps of a recipe: the executor of compiled programs, or the reference interpreter.
 
-use super::findings::Stop;
+use super::findings::{Stop, diagnostic};
 use super::pipeline::{EVAL, Graphs, INIT, TRAIN};
 use super::recipe::Recipe;
-use crate::diag::Diagnostic;
-use crate::interp;
+use crate::interp::{self, InterpError, OutOfRange};
 use crate::ir::{self, Graph};
 use crate::program::{self, OutputKind, Program, Source};
 use crate::runtime::RuntimeError;
 use crate::runtime::data::Batch;
 use crate::runtime::exec::{ExecOptions, Executor, Roof, RunArgs};
+use crate::source::SourceMap;
 use crate::types::DType;
 use std::sync::Arc;
 
@@ -226,6 +226,7 @@ pub struct Interpreted {
     init: Graph,
     params: Vec<interp::Tensor>,
     states: Vec<interp::Tensor>,
+    texts: SourceMap,
 }
 
 impl Interpreted {
@@ -239,6 +240,7 @@ impl Interpreted {
             train: g.train.clone(),
             eval: g.eval.clone(),
             init: g.init.clone(),
+            texts: g.findings.sources.clone(),
         }
     }
 
@@ -275,9 +277,17 @@ impl Interpreted {
     }
 
     fn evaluate(&self, graph: &Graph, env: &interp::Env) -> Result<Vec<interp::Tensor>, Stop> {
-        interp::run(graph, env).map_err(|e| {
-            let d = Diagnostic::error("E0809", e.message);
-            Stop { found: vec![if let Some(span) = e.span { d.at(span, "here") } else { d }], at: None }
+        interp::run(graph, env).map_err(|e| match e {
+            InterpError::Env(message) => RuntimeError::internal(message).into(),
+            InterpError::Range(op, OutOfRange { index, dim, size }) => {
+                let error = RuntimeError::out_of_range(index, &dim, size);
+                let d = diagnostic(match graph.called(op, &self.texts) {
+                    Some(site) => error.called_at(&self.texts.place(site)),
+                    None => error,
+                });
+                let place = graph.op(op).span;
+                Stop { found: vec![place.into_iter().fold(d, |d, span| d.at(span, "here"))], at: None }
+            }
         })
     }
 }

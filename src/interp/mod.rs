@@ -22,7 +22,6 @@ mod walk;
 pub use map::{eval_map, round};
 
 use crate::ir::*;
-use crate::source::Span;
 use crate::types::DType;
 use crate::types::rng::{self, Dist};
 use std::rc::Rc;
@@ -73,18 +72,34 @@ pub struct Env {
 
 /// What stops an evaluation.
 #[derive(Clone, PartialEq, Debug)]
-pub struct InterpError {
-    pub message: String,
-    /// The place in the source of the operation that failed.
-    pub span: Option<Span>,
-    pub op: Option<OpId>,
+pub enum InterpError {
+    /// The graph is given something else than it takes.
+    Env(String),
+    /// An operation has an index that its dim does not have.
+    Range(OpId, OutOfRange),
+}
+
+/// An index that a dim does not have.
+#[derive(Clone, PartialEq, Debug)]
+pub struct OutOfRange {
+    pub index: i64,
+    pub dim: String,
+    pub size: usize,
+}
+
+impl OutOfRange {
+    fn of(g: &Graph, dim: DimId, index: i64) -> OutOfRange {
+        OutOfRange { index, dim: g.dim(dim).name.clone(), size: g.size(dim) }
+    }
 }
 
 impl std::fmt::Display for InterpError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.op {
-            Some(op) => write!(f, "{} (at {op})", self.message),
-            None => f.write_str(&self.message),
+        match self {
+            InterpError::Env(message) => f.write_str(message),
+            InterpError::Range(op, OutOfRange { index, dim, size }) => {
+                write!(f, "index {index} is out of range for dim `{dim}` of size {size} (at {op})")
+            }
         }
     }
 }
@@ -123,7 +138,7 @@ pub fn run_observed(
 }
 
 fn check_env(graph: &Graph, env: &Env) -> Result<(), InterpError> {
-    let fail = |message: String| Err(InterpError { message, span: None, op: None });
+    let fail = |message: String| Err(InterpError::Env(message));
     let params =
         graph.params.iter().map(|p| (&p.path, p.dtype, &p.dims)).zip(env.params.iter().map(Some).chain(none()));
     let states =
@@ -184,13 +199,8 @@ impl Machine<'_> {
     fn block(&mut self, block: BlockId) -> Result<(), InterpError> {
         let graph = self.graph;
         for id in &graph.block(block).ops {
-            let op = graph.op(*id);
-            let results = self.operation(op).map_err(|e| InterpError {
-                span: e.span.or(op.span),
-                op: e.op.or(Some(*id)),
-                message: e.message,
-            })?;
-            for (v, tensor) in op.results.iter().zip(results) {
+            let results = self.operation(*id)?;
+            for (v, tensor) in graph.op(*id).results.iter().zip(results) {
                 (self.observe)(*v, &tensor);
                 self.values[v.index()] = Some(tensor);
             }
@@ -198,19 +208,20 @@ impl Machine<'_> {
         Ok(())
     }
 
-    fn operation(&mut self, op: &Operation) -> Result<Vec<Shared>, InterpError> {
+    fn operation(&mut self, id: OpId) -> Result<Vec<Shared>, InterpError> {
+        let op = self.graph.op(id);
         if let Op::Loop { body, dim, reverse, carries } = op.op {
             return self.run_loop(op, body, dim, reverse, carries as usize);
         }
         let args: Vec<Shared> = op.args.iter().map(|a| self.get(*a)).collect();
         let out = self.graph.value(op.results[0]);
-        let data = self.evaluate(op, &args, out).map_err(|message| InterpError { message, span: None, op: None })?;
+        let data = self.evaluate(op, &args, out).map_err(|e| InterpError::Range(id, e))?;
         let data = self.store(out.dtype, data);
         Ok(vec![Rc::new(Tensor { dtype: out.dtype, shape: sizes(self.graph, &out.dims), data })])
     }
 
     /// The elements of an operation's only result, not yet rounded.
-    fn evaluate(&self, op: &Operation, args: &[Shared], out: &Value) -> Result<Vec<f64>, String> {
+    fn evaluate(&self, op: &Operation, args: &[Shared], out: &Value) -> Result<Vec<f64>, OutOfRange> {
         let g = self.graph;
         let dims_of = |i: usize| g.value(op.args[i]).dims.as_slice();
         let operand = |i: usize| walk::Operand { dims: dims_of(i), data: &args[i].data };

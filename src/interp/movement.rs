@@ -1,6 +1,6 @@
 //! Operations that move elements without computing: reshape, window, fold, gather, concat, stack, write.
 
-use super::reduce::out_of_range;
+use super::OutOfRange;
 use super::walk::{Operand, offsets, sizes, stride, strides, walk};
 use crate::ir::{DimId, GatherMode, Graph, Value, WindowAxis};
 
@@ -111,7 +111,7 @@ pub fn gather(
     mode: GatherMode,
     operands: &[Operand<'_>],
     out: &Value,
-) -> Result<Vec<f64>, String> {
+) -> Result<Vec<f64>, OutOfRange> {
     let x = operands[0];
     let mut all: Vec<Vec<usize>> = operands.iter().map(|o| strides(g, o.dims, &out.dims)).collect();
     all[0] = out.dims.iter().map(|d| if dims.contains(d) { 0 } else { stride(g, x.dims, *d) }).collect();
@@ -127,7 +127,7 @@ pub fn gather(
                 return;
             }
             if i < 0 || i as usize >= g.size(*dim) {
-                error.get_or_insert_with(|| out_of_range(g, *dim, i));
+                error.get_or_insert_with(|| OutOfRange::of(g, *dim, i));
                 return;
             }
             place += i as usize * steps[k];
@@ -181,12 +181,18 @@ pub fn place_turn(
 }
 
 /// `operands`: cache, x, start.
-pub fn write_at(g: &Graph, dim: DimId, part: DimId, operands: &[Operand<'_>], out: &Value) -> Result<Vec<f64>, String> {
-    let [cache, x, start] = operands else { return Err("three operands expected".into()) };
+pub fn write_at(
+    g: &Graph,
+    dim: DimId,
+    part: DimId,
+    operands: &[Operand<'_>],
+    out: &Value,
+) -> Result<Vec<f64>, OutOfRange> {
+    let [cache, x, start] = operands else { unreachable!("the verifier counts operands") };
     let start = start.data[0] as i64;
     let last = start + g.size(part) as i64 - 1;
     if start < 0 || last >= g.size(dim) as i64 {
-        return Err(out_of_range(g, dim, if start < 0 { start } else { last }));
+        return Err(OutOfRange::of(g, dim, if start < 0 { start } else { last }));
     }
     let mut result: Vec<f64> = offsets(g, cache.dims, &out.dims).into_iter().map(|i| cache.data[i]).collect();
     let step = stride(g, &out.dims, dim);

@@ -1,5 +1,6 @@
 //! Reductions, contractions and scatters.
 
+use super::OutOfRange;
 use super::walk::{Operand, offsets, sizes, stride, strides, walk};
 use crate::ir::{DimId, Graph, Value};
 use crate::types::{DType, ReduceKind};
@@ -92,7 +93,7 @@ pub fn scatter(
     targets: &[DimId],
     operands: &[Operand<'_>],
     out: &Value,
-) -> Result<Vec<f64>, String> {
+) -> Result<Vec<f64>, OutOfRange> {
     let mut loops: Vec<DimId> = Vec::new();
     for d in operands.iter().flat_map(|o| o.dims) {
         if !loops.contains(d) {
@@ -113,7 +114,7 @@ pub fn scatter(
                 return;
             }
             if i as usize >= g.size(*target) {
-                error.get_or_insert_with(|| out_of_range(g, *target, i));
+                error.get_or_insert_with(|| OutOfRange::of(g, *target, i));
                 return;
             }
             place += i as usize * steps[t];
@@ -124,8 +125,4 @@ pub fn scatter(
         Some(e) => Err(e),
         None => Ok(result),
     }
-}
-
-pub fn out_of_range(g: &Graph, dim: DimId, index: i64) -> String {
-    format!("index {index} is out of range for dim `{}` of size {}", g.dim(dim).name, g.size(dim))
 }

@@ -144,12 +144,14 @@ fn an_index_out_of_range_names_the_place() {
     let (v, t) = (c.dim("vocab", 3), c.dim("t", 2));
     let table = c.input(DType::F32, &[v], &[1., 2., 3.]);
     let at = c.input(DType::I32, &[t], &[2., 3.]);
-    let span = Span::new(crate::source::FileId(0), 3, 9);
+    let span = crate::source::Span::new(crate::source::FileId(0), 3, 9);
     c.b.span = Some(span);
     let rows = c.b.gather(&[v], GatherMode::Error, table, &[at]);
+    let Def::Op(gather, _) = c.b.graph.value(rows).def else { panic!("an operation's result") };
+    assert_eq!(c.b.graph.op(gather).span, Some(span));
     let e = c.eval(rows, &[t]).unwrap_err();
-    assert_eq!(e.message, "index 3 is out of range for dim `vocab` of size 3");
-    assert_eq!(e.span, Some(span));
+    assert!(e.to_string().starts_with("index 3 is out of range for dim `vocab` of size 3"), "{e}");
+    assert_eq!(e, InterpError::Range(gather, OutOfRange { index: 3, dim: "vocab".into(), size: 3 }));
 }
 
 #[test]
@@ -312,7 +314,7 @@ fn what_is_fed_must_fit() {
     let r = b.add_dim("r", 2, false);
     b.add_input(Input { name: "x".into(), dtype: DType::F32, dims: vec![r], span: None });
     let graph = b.finish();
-    assert_eq!(run(&graph, &Env::default()).unwrap_err().message, "`x` is not given");
+    assert_eq!(run(&graph, &Env::default()).unwrap_err().to_string(), "`x` is not given");
     let env = Env { inputs: vec![Tensor::scalar(DType::F32, 1.0)], ..Env::default() };
-    assert_eq!(run(&graph, &env).unwrap_err().message, "`x` is given as f32[], expected f32[2]");
+    assert_eq!(run(&graph, &env).unwrap_err().to_string(), "`x` is given as f32[], expected f32[2]");
 }

@@ -22,7 +22,7 @@ pub mod prune;
 mod rules;
 pub mod verify;
 
-use crate::source::Span;
+use crate::source::{SourceMap, Span};
 use crate::types::rng::Dist;
 use crate::types::{DType, MapOp, ReduceKind, ScanKind};
 pub use builder::Builder;
@@ -415,6 +415,16 @@ impl Graph {
             Def::Op(op, _) => Some(self.op(op)),
             Def::BlockParam(_) => None,
         }
+    }
+
+    /// The program's own call that led to an operation, where the standard library holds its place: lines of the library
+    /// say little alone.
+    pub fn called(&self, op: OpId, texts: &SourceMap) -> Option<Span> {
+        let op = self.op(op);
+        let _ = op.span.filter(|s| texts.in_library(*s))?;
+        let outwards =
+            std::iter::successors(self.scopes.get(op.scope.index()), |s| s.parent.map(|p| &self.scopes[p.index()]));
+        outwards.filter_map(|s| s.site).find(|site| !texts.in_library(*site))
     }
 
     /// Number of elements of the given dims; saturates.

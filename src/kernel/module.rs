@@ -2,7 +2,7 @@
 //! text).
 
 use super::{Kernel, Options, lower};
-use crate::ir::{self, Graph};
+use crate::ir::{self, Graph, OpId, Operation};
 use crate::program::{self, ALIGN, Program, Role, Site, Slot, Source, SourceId};
 use crate::source::{SourceMap, Span};
 use indexmap::IndexMap;
@@ -53,9 +53,11 @@ impl<'s> Module<'s> {
         })
     }
 
-    /// Whether a place lies in the standard library, which the user has not written.
-    pub(super) fn in_library(&self, span: Span) -> bool {
-        self.texts.files().any(|(id, f)| id == span.file && f.name.starts_with("<std>/"))
+    /// The place of an operation.
+    pub(super) fn source_of(&mut self, graph: &Graph, op: OpId) -> SourceId {
+        let Operation { span, scope, .. } = *graph.op(op);
+        let path = graph.scopes.get(scope.index()).map_or("", |s| s.path.as_str());
+        self.source(span, path, graph.called(op, self.texts))
     }
 
     /// `called`: the program's own call that led there, where the library holds the place.

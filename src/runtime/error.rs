@@ -29,6 +29,18 @@ impl RuntimeError {
         RuntimeError::new("E0901", message).help("this is a mistake in partita, please report it")
     }
 
+    /// An index of the data, or computed of them, that a dim does not have.
+    pub fn out_of_range(index: i64, dim: &str, size: usize) -> RuntimeError {
+        let last = size.saturating_sub(1);
+        RuntimeError::new("E0809", format!("index {index} is out of range for dim `{dim}` of size {size}"))
+            .help(format!("indices of `{dim}` are 0 to {last}"))
+    }
+
+    /// The program's own call, where the place of the error lies in the standard library.
+    pub fn called_at(self, place: &str) -> RuntimeError {
+        self.note(format!("in a call at {place}"))
+    }
+
     pub fn note(mut self, note: impl Into<String>) -> RuntimeError {
         self.notes.push(note.into());
         self

@@ -87,6 +87,11 @@ impl SourceMap {
         self.file(span.file).text.get(span.start as usize..span.end as usize).unwrap_or("")
     }
 
+    /// Whether a place lies in the standard library, which the user has not written.
+    pub fn in_library(&self, span: Span) -> bool {
+        self.files.get(span.file.0 as usize).is_some_and(|f| f.name.starts_with("<std>/"))
+    }
+
     /// `file.pta:12:5`, for reports.
     pub fn place(&self, span: Span) -> String {
         let file = self.file(span.file);

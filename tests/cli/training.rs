@@ -166,9 +166,12 @@ fn an_index_out_of_range_names_its_line() {
     let bad = text.replace("wte(tokens)", "wte(tokens * 3)");
     assert_ne!(bad, text);
     write(at, "bad.pta", &bad);
-    let text = fails(at, &["train", "bad.pta", "--out", "run"], 1, "E0809");
     let line = bad.lines().position(|l| l.contains("tokens * 3")).expect("the line") + 1;
-    assert!(text.contains("nn.pta:") && text.contains(&format!("in a call at bad.pta:{line}:")), "{text}");
+    for engine in ["cpu", "interp"] {
+        let text = fails(at, &["train", "bad.pta", "--out", "run", "--engine", engine], 1, "E0809");
+        assert!(text.contains("nn.pta:") && text.contains(&format!("in a call at bad.pta:{line}:")), "{text}");
+        assert!(text.contains("help: indices of `vocab` are 0 to 255"), "{text}");
+    }
 }
 
 #[test]

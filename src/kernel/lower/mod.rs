@@ -275,17 +275,7 @@ impl Lowerer<'_, '_> {
     }
 
     fn source(&mut self, op: OpId) -> program::SourceId {
-        let Operation { span, scope, .. } = *self.graph.op(op);
-        let scopes = &self.graph.scopes;
-        let path = scopes.get(scope.index()).map_or("", |s| s.path.as_str());
-        let outwards = std::iter::successors(scopes.get(scope.index()), |s| s.parent.map(|p| &scopes[p.index()]));
-        let called = match span {
-            Some(s) if self.module.in_library(s) => {
-                outwards.filter_map(|s| s.site).find(|site| !self.module.in_library(*site))
-            }
-            _ => None,
-        };
-        self.module.source(span, path, called)
+        self.module.source_of(&self.graph, op)
     }
 
     fn step(&mut self, action: Action, op: OpId, label: String) -> Step {

@@ -276,7 +276,7 @@ fn place(program: &Program, source: crate::program::SourceId) -> Option<String> 
 fn placed(program: &Program, source: crate::program::SourceId, mut error: RuntimeError) -> RuntimeError {
     error.place = place(program, source);
     match program.sources.get(source.0 as usize).filter(|s| !s.called.is_empty()) {
-        Some(s) => error.note(format!("in a call at {}", s.called)),
+        Some(s) => error.called_at(&s.called),
         None => error,
     }
 }

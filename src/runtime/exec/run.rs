@@ -70,12 +70,7 @@ impl Executor {
         let Some(site) = self.program.sites.get(failure.site as usize) else {
             return RuntimeError::internal(format!("a check without a site, number {}", failure.site));
         };
-        let message = format!("index {} is out of range for dim `{}` of size {}", failure.value, site.dim, site.size);
-        let error = RuntimeError::new("E0809", message).help(format!(
-            "indices of `{}` are 0 to {}",
-            site.dim,
-            site.size.saturating_sub(1)
-        ));
+        let error = RuntimeError::out_of_range(failure.value.into(), &site.dim, site.size);
         placed(&self.program, site.source, error)
     }
 
