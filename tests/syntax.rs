@@ -179,6 +179,14 @@ fn mistakes_have_their_code_place_and_cure() {
         ("if a { b }\nelse { c }", "E0101", "else", "one line"),
         ("for i in 3 { i }", "E0101", "3", "for i in 0..n"),
         ("g((a = 3))", "E0101", "a", "settings go into brackets"),
+        ("g(x /)", "E0101", ")", "what stands on the right of `/`"),
+        ("let = x", "E0101", "=", "`let name = ..`"),
+        ("let a = ,", "E0101", ",", "an expression is a value"),
+        ("let a: = x", "E0101", "=", "a type is written"),
+        ("x y", "E0101", "y", "an operator between two expressions"),
+        ("g(x]", "E0101", "]", "write `)` before `]`"),
+        ("g(x)) + 1", "E0101", ")", "take it away"),
+        ("x + 99999999999999999999", "E0101", "99999999999999999999", "a larger number is a float"),
     ];
     for (stmts, code, place, cure) in cases {
         let text = body(stmts);

@@ -156,6 +156,14 @@ pub fn did_you_mean<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str
         .map(|(_, c)| c)
 }
 
+/// Names as the end of a sentence: all of few, the first of many.
+pub fn some_of<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+    const SHOWN: usize = 12;
+    let mut names = names.into_iter();
+    let shown = names.by_ref().take(SHOWN).collect::<Vec<_>>().join(", ");
+    if names.next().is_some() { format!("{shown}, ..") } else { shown }
+}
+
 fn distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
     let mut row: Vec<usize> = (0..=b.len()).collect();

@@ -41,7 +41,8 @@ impl<'a> Elab<'a> {
                         self.error(
                             Diagnostic::error("E0314", format!("`{name}` takes {} arguments", args.len()))
                                 .at(g.span, "one too many")
-                                .and(head, "its signature"),
+                                .and(head, "its signature")
+                                .help("take it away, or give an argument by its name: `name = value`"),
                         );
                         good = false;
                         continue;
@@ -67,7 +68,9 @@ impl<'a> Elab<'a> {
             if out[slot].is_some() {
                 let n = args[slot].name.text.clone();
                 self.error(
-                    Diagnostic::error("E0314", format!("argument `{n}` is given twice")).at(g.span, "a second time"),
+                    Diagnostic::error("E0314", format!("argument `{n}` is given twice"))
+                        .at(g.span, "a second time")
+                        .help("take one of them away; a value without a name takes the next place in the signature"),
                 );
                 good = false;
                 continue;
@@ -79,7 +82,8 @@ impl<'a> Elab<'a> {
                 self.error(
                     Diagnostic::error("E0314", format!("`{name}` needs its argument `{}`", a.name.text))
                         .at(site, format!("no value for `{}`", a.name.text))
-                        .and(head, "its signature"),
+                        .and(head, "its signature")
+                        .help(format!("give it, by place or as `{} = ..`", a.name.text)),
                 );
                 good = false;
             }

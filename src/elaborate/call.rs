@@ -245,7 +245,8 @@ impl<'a> Elab<'a> {
         if self.frames.len() >= super::MAX_CALL_DEPTH {
             self.error(
                 Diagnostic::error("E0102", format!("calls nest deeper than {}", super::MAX_CALL_DEPTH))
-                    .at(site, "the limit was passed here"),
+                    .at(site, "the limit was passed here")
+                    .help("write some of the functions that call each other as one"),
             );
             return Val::Error;
         }

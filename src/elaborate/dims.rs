@@ -43,7 +43,7 @@ impl<'a> Elab<'a> {
         }
         if self.sink.is_flooded() {
             let d = Diagnostic::error("E0201", format!("unknown dim `{}`", name.text)).at(name.span, "not declared");
-            self.error(d);
+            self.error(d.help(format!("declare it: `dim {} = ..`", name.text)));
             return None;
         }
         if let Some(later) = self.defined_later(&name.text, name.span) {

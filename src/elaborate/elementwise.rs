@@ -140,10 +140,13 @@ impl Elab<'_> {
             Problem::Overflow => Diagnostic::error("E0312", "a constant is too large")
                 .at(span, "beyond the largest number of 64 bits, about 1.8e308")
                 .help("write `inf` for infinity"),
-            Problem::NoFunction => Diagnostic::error("E0312", "this is no function of constants").at(span, "here"),
+            Problem::NoFunction => Diagnostic::error("E0312", "this is no function of constants")
+                .at(span, "here")
+                .help("constants take operators and elementwise functions such as `sqrt` and `floor`"),
             Problem::Arity(n) => {
                 Diagnostic::error("E0314", format!("this function takes {n} argument{}", if n == 1 { "" } else { "s" }))
                     .at(span, "wrong number of arguments")
+                    .help(format!("give it {n}"))
             }
         };
         self.error(d);

@@ -11,6 +11,9 @@ use crate::source::Span;
 use crate::syntax::ast::{self, Else, Expr, ExprKind, ItemKind, Name, StmtKind};
 use crate::syntax::visit::{self, Node};
 
+/// The cure for a name that is like no other one.
+const BEFORE_USE: &str = "statements refer to earlier ones only; items of other files need a `use`";
+
 /// Names that exist everywhere.
 pub(super) const PREDEFINED: &[&str] = &["inf", "nan", "pi", "step", "training", "streaming"];
 
@@ -193,7 +196,8 @@ impl<'a> Elab<'a> {
             return;
         }
         if self.sink.is_flooded() {
-            return self.error(Diagnostic::error("E0201", format!("unknown name `{n}`")).at(span, "not defined here"));
+            let d = Diagnostic::error("E0201", format!("unknown name `{n}`")).at(span, "not defined here");
+            return self.error(d.help(BEFORE_USE));
         }
         if let Some(later) = self.defined_later(n, span) {
             return self.error(used_early(n, span, later));
@@ -217,7 +221,7 @@ impl<'a> Elab<'a> {
         let d = match (library, did_you_mean(n, names.iter().map(String::as_str))) {
             (Some((m, _)), _) => d.help(format!("import it: `use {m}.{{{n}}}`")),
             (None, Some(near)) => d.help(format!("did you mean `{near}`?")),
-            (None, None) => d.help("statements refer to earlier ones only; items of other files need a `use`"),
+            (None, None) => d.help(BEFORE_USE),
         };
         self.error(d);
     }
@@ -290,7 +294,8 @@ impl<'a> Elab<'a> {
                 (_, other) => {
                     e.error(
                         Diagnostic::error("E0312", "a constant is needed here")
-                            .at(def.value.span, format!("this is {}", other.kind())),
+                            .at(def.value.span, format!("this is {}", other.kind()))
+                            .help("a `const` is of numbers, other constants and sizes of dims"),
                     );
                     Val::Error
                 }

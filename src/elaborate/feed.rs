@@ -279,11 +279,12 @@ impl<'a> Elab<'a> {
             Some(n) => n,
         };
         if !known.contains(&name.text.as_str()) {
-            self.error(
-                Diagnostic::error("E0201", format!("`{kind}` has no option `{}`", name.text))
-                    .at(name.span, "unknown option")
-                    .help(format!("its options: {}", known.join(", "))),
-            );
+            let d = Diagnostic::error("E0201", format!("`{kind}` has no option `{}`", name.text))
+                .at(name.span, "unknown option");
+            self.error(match did_you_mean(&name.text, known.iter().copied()) {
+                Some(n) => d.help(format!("did you mean `{n}`?")),
+                None => d.help(format!("its options: {}", known.join(", "))),
+            });
             return None;
         }
         // The element type of a token file is a word of its own: `dtype = u32`.
@@ -315,7 +316,8 @@ impl<'a> Elab<'a> {
             };
             self.error(
                 Diagnostic::error("E0710", format!("option `{}` of `{kind}` is {want}", name.text))
-                    .at(a.value.span, format!("this is {value}")),
+                    .at(a.value.span, format!("this is {value}"))
+                    .help(format!("write {want}")),
             );
             return None;
         }
@@ -364,6 +366,9 @@ impl<'a> Elab<'a> {
                             .at(*span, "unknown input");
                         self.error(match did_you_mean(n, inputs.iter().map(String::as_str)) {
                             Some(x) => d.help(format!("did you mean `{x}`?")),
+                            None if inputs.is_empty() => {
+                                d.help("the model has no inputs: declare one, `model M(x: [batch, embed])`")
+                            }
                             None => d.help(format!("its inputs: {}", inputs.join(", "))),
                         });
                     }

@@ -122,7 +122,8 @@ impl<'a> Elab<'a> {
                             other => {
                                 self.error(
                                     Diagnostic::error("E0309", "an index is an int")
-                                        .at(value.span, format!("this is {}", other.kind())),
+                                        .at(value.span, format!("this is {}", other.kind()))
+                                        .help("index with an int value or a whole number; `int(x)` converts"),
                                 );
                                 return None;
                             }
@@ -254,7 +255,11 @@ impl<'a> Elab<'a> {
                 None
             }
             None => {
-                self.error(Diagnostic::error("E0309", "an index is a whole number").at(span, format!("this is {c}")));
+                self.error(
+                    Diagnostic::error("E0309", "an index is a whole number")
+                        .at(span, format!("this is {c}"))
+                        .help("write a whole number, such as `x[part = 0]`"),
+                );
                 None
             }
         }
@@ -270,7 +275,9 @@ impl<'a> Elab<'a> {
     ) -> Option<(WindowAxis, Option<ValueId>)> {
         let (&[from], &[to]) = (from, to) else {
             self.error(
-                Diagnostic::error("E0206", "a slice is of one dim and gives one dim").at(span, "a group stands here"),
+                Diagnostic::error("E0206", "a slice is of one dim and gives one dim")
+                    .at(span, "a group stands here")
+                    .help("merge the group first: `x[(a, b) -> c]`"),
             );
             return None;
         };
@@ -308,7 +315,8 @@ impl<'a> Elab<'a> {
                 if m > n && !open {
                     self.error(
                         Diagnostic::error("E0306", format!("a slice of {m} elements of a dim of {n}"))
-                            .at(span, "too long"),
+                            .at(span, "too long")
+                            .help(format!("declare the slice's dim with a size of at most {n}")),
                     );
                     return None;
                 }

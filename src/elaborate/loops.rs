@@ -26,7 +26,8 @@ impl<'a> Elab<'a> {
                     _ => {
                         self.error(
                             Diagnostic::error("E0312", "a range goes over whole numbers")
-                                .at(lo.span.to(hi.span), "not whole"),
+                                .at(lo.span.to(hi.span), "not whole")
+                                .help("write whole numbers: `0..4`"),
                         );
                         return Val::Error;
                     }
@@ -133,7 +134,8 @@ impl<'a> Elab<'a> {
                 None => {
                     self.error(
                         Diagnostic::error("E0206", "a loop collects values")
-                            .at(span, format!("its body gives {}", v.kind())),
+                            .at(span, format!("its body gives {}", v.kind()))
+                            .help("end the body with a value, or use the loop as a statement"),
                     );
                     return Val::Error;
                 }
@@ -144,7 +146,8 @@ impl<'a> Elab<'a> {
             let name = last(&self.dim_name(dim)).to_string();
             self.error(
                 Diagnostic::error("E0303", format!("the loop's value has dim `{name}` already"))
-                    .at(span, format!("collecting adds `{name}` again")),
+                    .at(span, format!("collecting adds `{name}` again"))
+                    .help("rename or reduce that dim in the body's last value"),
             );
             return Val::Error;
         }
@@ -278,7 +281,8 @@ impl<'a> Elab<'a> {
             let name = last(&self.dim_name(dim)).to_string();
             self.error(
                 Diagnostic::error("E0303", format!("the loop's value has dim `{name}` already"))
-                    .at(span, format!("collecting adds `{name}` again")),
+                    .at(span, format!("collecting adds `{name}` again"))
+                    .help("rename or reduce that dim in the body's last value"),
             );
             return Ok(Val::Error);
         }

@@ -44,7 +44,8 @@ impl<'a> Elab<'a> {
             other => {
                 self.error(
                     Diagnostic::error("E0705", "a loss is a scalar")
-                        .at(value.span, format!("this is {}", other.kind())),
+                        .at(value.span, format!("this is {}", other.kind()))
+                        .help("give a value without dims, such as `mean[batch](x)`"),
                 );
                 None
             }

@@ -5,7 +5,7 @@ use super::frame::Frame;
 use super::instance::{Instance, InstanceId};
 use super::value::{Bound, DimSet, StaticVal, Val};
 use super::{Elab, ReadKey};
-use crate::diag::Diagnostic;
+use crate::diag::{Diagnostic, did_you_mean};
 use crate::ir::{DimId, ParamId, ValueId};
 use crate::resolve::{Entity, ItemRef};
 use crate::source::Span;
@@ -38,11 +38,13 @@ impl<'a> Elab<'a> {
                     .collect();
                 if found.is_empty() {
                     let names: Vec<String> = self.losses.iter().map(|l| l.path.clone()).collect();
-                    self.error(
-                        Diagnostic::error("E0201", format!("there is no loss `{}`", n.text))
-                            .at(n.span, "unknown loss")
-                            .help(format!("the model's losses: {}", names.join(", "))),
-                    );
+                    let d =
+                        Diagnostic::error("E0201", format!("there is no loss `{}`", n.text)).at(n.span, "unknown loss");
+                    self.error(match did_you_mean(&n.text, names.iter().map(String::as_str)) {
+                        Some(near) => d.help(format!("did you mean `{near}`?")),
+                        None if names.is_empty() => d.help("the model has no losses: add `loss name = ..` to it"),
+                        None => d.help(format!("the model's losses: {}", names.join(", "))),
+                    });
                 }
                 losses.extend(found);
             }

@@ -170,6 +170,9 @@ impl<'a> Elab<'a> {
                 .at(input.span, "unknown input");
             self.error(match did_you_mean(&input.text, names.iter().map(String::as_str)) {
                 Some(n) => d.help(format!("did you mean `{n}`?")),
+                None if names.is_empty() => {
+                    d.help("the model has no inputs: declare one, `model M(tokens: int[batch, seq])`")
+                }
                 None => d.help(format!("its inputs: {}", names.join(", "))),
             });
             return None;
@@ -182,7 +185,8 @@ impl<'a> Elab<'a> {
             let shown = self.show_dims(&info.dims);
             self.error(
                 Diagnostic::error("E0302", format!("input `{}` has no dim `{}`", input.text, dim.text))
-                    .at(dim.span, format!("it has {shown}")),
+                    .at(dim.span, format!("it has {shown}"))
+                    .help("name the dim along which it is fed"),
             );
             return None;
         }

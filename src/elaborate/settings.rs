@@ -151,7 +151,8 @@ fn parse_value(text: &str) -> Option<Const> {
 
 fn settable(program: &Program, name: &str) -> Result<ItemRef, Diagnostic> {
     let Some(module) = program.modules.first() else {
-        return Err(Diagnostic::error("E0201", format!("there is no dim or constant `{name}`")));
+        let d = Diagnostic::error("E0201", format!("there is no dim or constant `{name}`"));
+        return Err(d.help("no file was read"));
     };
     match module.names.get(name).map(|b| b.entity) {
         Some(Entity::Dim(at)) => match program.dim(at).value {

@@ -238,7 +238,8 @@ impl<'a> Elab<'a> {
             Val::Array(_) => {
                 self.error(
                     Diagnostic::error("E0312", "a list of constants stands in a `const` with a declared type")
-                        .at(value.span, "a list"),
+                        .at(value.span, "a list")
+                        .help("write `const name: [dim] = [..]` at the top of the file"),
                 );
                 Val::Error
             }
@@ -311,7 +312,8 @@ impl<'a> Elab<'a> {
             other => {
                 self.error(
                     Diagnostic::error("E0206", format!("{} where a value is declared", other.kind()))
-                        .at(span, format!("this is {}", other.kind())),
+                        .at(span, format!("this is {}", other.kind()))
+                        .help("give a value of the declared type"),
                 );
                 Val::Error
             }
@@ -357,7 +359,11 @@ impl<'a> Elab<'a> {
                 }
             }
             (_, Val::Instance(_) | Val::Nothing | Val::Array(_)) => {
-                self.error(Diagnostic::error("E0206", "only values can be rebound").at(value.span, "not a value"));
+                self.error(
+                    Diagnostic::error("E0206", "only values can be rebound")
+                        .at(value.span, "not a value")
+                        .help("define it under a name of its own, with `let`"),
+                );
                 Val::Error
             }
             (_, v) => v,

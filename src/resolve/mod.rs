@@ -7,7 +7,7 @@
 
 pub mod stdlib;
 
-use crate::diag::{Diagnostic, Sink, did_you_mean};
+use crate::diag::{Diagnostic, Sink, did_you_mean, some_of};
 use crate::source::{FileId, SourceMap, Span, World, normalise, text_of};
 use crate::syntax::{self, ast};
 use ast::{ItemKind, Name};
@@ -337,7 +337,8 @@ impl Loader<'_> {
             self.sink.push(match near {
                 Some(n) => d.help(format!("did you mean `{n}`?")),
                 None if module.path.is_none() => d.help(format!("`partita std {}` lists what it has", module.name)),
-                None => d.help("see the file for the names that it defines"),
+                None if module.names.is_empty() => d.help("it defines nothing"),
+                None => d.help(format!("it defines {}", some_of(module.names.keys().map(String::as_str)))),
             });
         }
     }
@@ -351,7 +352,11 @@ impl Loader<'_> {
                     .at(span, "unknown module");
                 self.sink.push(match near {
                     Some(n) => d.help(format!("did you mean `{n}`?")),
-                    None => d.help(format!("write `use .{}` for a file beside this one", name.replace('/', "."))),
+                    None => d.help(format!(
+                        "its modules: {}; for a file beside this one write `use .{}`",
+                        stdlib::MODULES.iter().map(|(n, _)| *n).collect::<Vec<_>>().join(", "),
+                        name.replace('/', ".")
+                    )),
                 });
                 return None;
             }

@@ -60,10 +60,13 @@ impl<'t> Builder<'t> {
     /// A whole number that the grammar has recognised as `int`.
     pub fn whole(&mut self, pair: Pair<'t, Rule>) -> (u64, Span) {
         let span = self.span(&pair);
-        let value = pair.as_str().replace('_', "").parse().unwrap_or_else(|_| {
-            self.report(Diagnostic::error("E0101", "number is too large").at(span, "does not fit 64 bits"));
-            0
-        });
+        let value =
+            pair.as_str().replace('_', "").parse().unwrap_or_else(|_| {
+                self.report(Diagnostic::error("E0101", "number is too large").at(span, "does not fit 64 bits").help(
+                    "whole numbers are at most 18446744073709551615; a larger number is a float, such as `1e20`",
+                ));
+                0
+            });
         (value, span)
     }
 

@@ -177,7 +177,11 @@ impl Failure<'_> {
                     return Some(
                         Diagnostic::error("E0101", format!("`{bracket}` is not closed"))
                             .at(self.span(*place, 1), format!("no `{}` follows", close(*byte)))
-                            .and(self.span(self.at, 0), format!("expected {} here", self.expected())),
+                            .and(self.span(self.at, 0), format!("expected {} here", self.expected()))
+                            .help(match close(*byte) {
+                                "}" => "write `}` after the last line of the block".to_string(),
+                                close => format!("write `{close}` after the last element inside"),
+                            }),
                     );
                 }
                 if found.token == close(*byte) {
@@ -186,12 +190,17 @@ impl Failure<'_> {
                 Some(
                     Diagnostic::error("E0101", format!("expected `{}`, found {}", close(*byte), found.words))
                         .at(self.span(self.at, found.token.len()), "unexpected")
-                        .and(self.span(*place, 1), format!("this `{bracket}` is not closed")),
+                        .and(self.span(*place, 1), format!("this `{bracket}` is not closed"))
+                        .help(match close(*byte) {
+                            "}" => format!("take {} away, or open a bracket before it", found.words),
+                            close => format!("write `{close}` before {}", found.words),
+                        }),
                 )
             }
             None if matches!(found.token, ")" | "]" | "}") => Some(
                 Diagnostic::error("E0101", format!("`{}` closes nothing", found.token))
-                    .at(self.span(self.at, 1), "no bracket of this kind is open"),
+                    .at(self.span(self.at, 1), "no bracket of this kind is open")
+                    .help("take it away, or open a bracket before it"),
             ),
             _ => None,
         }
@@ -267,10 +276,41 @@ impl Failure<'_> {
         if let Some((place, bracket)) = self.open_before() {
             diagnostic = diagnostic.and(self.span(place, 1), format!("this `{bracket}` is not closed"));
         }
-        match self.cure(found) {
-            Some(cure) => diagnostic.help(cure),
-            None => diagnostic,
+        diagnostic.help(self.cure(found).unwrap_or_else(|| self.plain_cure(found)))
+    }
+
+    /// What to write where nothing tells what was meant: an example of what is expected.
+    fn plain_cure(&self, found: &Found) -> String {
+        use Rule::*;
+        let definition =
+            ["fn", "layer", "model", "optimizer"].iter().any(|w| self.text[self.piece.clone()].starts_with(w));
+        if let Some((_, bracket)) = self.open_before() {
+            return format!("write `{}` at the end of the line before", if bracket == '(' { ')' } else { ']' });
         }
+        if self.after_expression() {
+            return "write an operator between two expressions, or begin a new line".to_string();
+        }
+        let before = self.text[self.piece.start..self.at].trim_end();
+        let operator = ["**", "==", "!=", "<=", ">=", "+", "-", "*", "/", "%", "<", ">"];
+        if let Some(operator) = operator.iter().find(|o| before.ends_with(**o) && !before.ends_with("->")) {
+            return format!("write what stands on the right of `{operator}`, or take it away");
+        }
+        let example = if self.expects(&[expr, term, neg, not, call_arg, paren_part, index_item]) {
+            "an expression is a value, such as `x`, `2.0` or `f(x)`"
+        } else if self.expects(&[ty, ty_dims, dtype]) {
+            "a type is written `[batch, embed]`, `int[batch]` or `f32`"
+        } else if self.expects(&[static_kind]) {
+            "a setting is written `width: int` or `eps = 1e-5`"
+        } else if definition && self.expects(&[colon]) {
+            "an argument is written with its type: `x: [batch, embed]`"
+        } else if self.expects_name() || self.expects(&[names, opt]) {
+            "a name is of letters, digits and `_`, and does not begin with a digit"
+        } else if found.token == "\n" || self.at == self.piece.end {
+            return format!("go on with {}", self.expected());
+        } else {
+            return format!("write {} before {}, or take that away", self.expected(), found.words);
+        };
+        example.to_string()
     }
 
     /// What to write instead, for mistakes that come from other languages or are easily made.
@@ -284,7 +324,9 @@ impl Failure<'_> {
                 "give an initial value, such as `= normal(std = 0.02)` or `= 0`"
             }
             "=" if line == "loss" => "write `loss ..`, without `=`",
-            "=" if line == "metric" || line == "output" => return Some(format!("write `{line} name = ..`")),
+            "=" if ["metric", "output", "let", "const"].contains(&line) => {
+                return Some(format!("write `{line} name = ..`"));
+            }
             "." => {
                 let digits = self.text[self.at + 1..].split(|c: char| !c.is_ascii_digit()).next().unwrap_or("");
                 return (!digits.is_empty()).then(|| format!("write `0.{digits}`"));

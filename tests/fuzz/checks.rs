@@ -1,15 +1,16 @@
 //! What must hold for any input: shared by the fuzz targets and the tests that replay the corpus.
 
-use partita::diag::Sink;
+use partita::diag::{Severity, Sink};
 use partita::source::FileId;
 use partita::syntax::{format::format_source, parse_file, print};
 
-/// Parsing ends without a panic, and every error has a place in the text. True if there is none.
+/// Parsing ends without a panic, and every error has a place in the text and a cure. True if there is none.
 pub fn parse(bytes: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(bytes) else { return false };
     let mut sink = Sink::default();
     let file = parse_file(text, FileId(0), &mut sink);
     for found in sink.sorted() {
+        assert!(found.help.is_some(), "{found:?}");
         let span = found.primary.as_ref().expect("a syntax error has a place").span;
         let (start, end) = (span.start as usize, span.end as usize);
         assert!(start <= end && text.is_char_boundary(start) && text.is_char_boundary(end), "{found:?}");
@@ -37,10 +38,13 @@ pub fn fmt_idempotent(bytes: &[u8]) {
     assert_eq!(once, twice, "from\n{text}");
 }
 
-/// The whole front end ends without a panic, whatever it finds.
+/// The whole front end ends without a panic, whatever it finds; every error has a place and a cure.
 pub fn check_source(bytes: &[u8]) {
     if let Ok(text) = std::str::from_utf8(bytes) {
-        partita::driver::check_source(text);
+        for found in partita::driver::check_source(text).sorted() {
+            let whole = found.severity != Severity::Error || (found.primary.is_some() && found.help.is_some());
+            assert!(whole, "{found:?}");
+        }
     }
 }
 

@@ -224,7 +224,8 @@ impl<'a> Elab<'a> {
         let Some(op) = pointwise(site.name) else {
             self.error(
                 Diagnostic::error("E0312", format!("`{}` is a function of constants", site.name))
-                    .at(site.span, "an argument is no constant"),
+                    .at(site.span, "an argument is no constant")
+                    .help("give it numbers, constants, settings or sizes of dims"),
             );
             return Ev::error(site.span);
         };
@@ -447,7 +448,8 @@ impl<'a> Elab<'a> {
                 None => {
                     self.error(
                         Diagnostic::error("E0309", format!("setting `{name}` is a whole number"))
-                            .at(*span, format!("this is {c}")),
+                            .at(*span, format!("this is {c}"))
+                            .help(format!("write a whole number: `{name} = 2`")),
                     );
                     None
                 }
@@ -464,7 +466,8 @@ impl<'a> Elab<'a> {
                 None => {
                     self.error(
                         Diagnostic::error("E0309", format!("setting `{name}` is a number"))
-                            .at(*span, format!("this is {}", c.kind())),
+                            .at(*span, format!("this is {}", c.kind()))
+                            .help(format!("write a number: `{name} = 0.5`")),
                     );
                     None
                 }
@@ -481,7 +484,8 @@ impl<'a> Elab<'a> {
                 None => {
                     self.error(
                         Diagnostic::error("E0309", format!("setting `{name}` is true or false"))
-                            .at(*span, format!("this is {}", c.kind())),
+                            .at(*span, format!("this is {}", c.kind()))
+                            .help(format!("write `{name} = true` or `{name} = false`")),
                     );
                     None
                 }
@@ -521,7 +525,9 @@ impl<'a> Elab<'a> {
             return Some(d);
         }
         self.error(
-            Diagnostic::error("E0206", "one dim is needed here").at(g.span, format!("this is {} dims", dims.len())),
+            Diagnostic::error("E0206", "one dim is needed here")
+                .at(g.span, format!("this is {} dims", dims.len()))
+                .help("name one dim; `x[(a, b) -> c]` makes one of several"),
         );
         None
     }

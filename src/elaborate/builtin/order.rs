@@ -73,7 +73,8 @@ impl<'a> Elab<'a> {
                 Diagnostic::error("E0301", "one operand of a recurrence has all its dims")
                     .at(site.span, "neither has")
                     .and(args.pos[0].span, format!("this has {a}"))
-                    .and(args.pos[1].span, format!("this has {b}")),
+                    .and(args.pos[1].span, format!("this has {b}"))
+                    .help("declare the type of one of them with all dims: `let g: [..] = ..`"),
             );
             return None;
         }
@@ -96,7 +97,8 @@ impl<'a> Elab<'a> {
         if m > n && !self.is_opaque(&a) && !self.is_opaque(&[k]) {
             self.error(
                 Diagnostic::error("E0304", format!("the {m} largest of {n} elements"))
-                    .at(site.head, format!("`{}` is larger than the dim", self.dim_name(k))),
+                    .at(site.head, format!("`{}` is larger than the dim", self.dim_name(k)))
+                    .help(format!("declare `{}` with a size of at most {n}", self.dim_name(k))),
             );
             return None;
         }
@@ -159,7 +161,8 @@ impl<'a> Elab<'a> {
             let shown = self.show_dims(&own);
             self.error(
                 Diagnostic::error("E0302", "the packed value has none of the packed dims")
-                    .at(args.pos[0].span, format!("this has {shown}")),
+                    .at(args.pos[0].span, format!("this has {shown}"))
+                    .help("pack along a dim that the value has; it is copied along the others"),
             );
             return None;
         }

@@ -141,7 +141,8 @@ impl<'a> Elab<'a> {
             let name = self.dim_name(d);
             self.error(
                 Diagnostic::error("E0307", format!("the setting has dim `{name}`, which is not drawn"))
-                    .at(site.span, "a setting's dims are among the drawn ones"),
+                    .at(site.span, "a setting's dims are among the drawn ones")
+                    .help(format!("draw along `{name}` too: name it in the brackets")),
             );
             return None;
         }
@@ -173,7 +174,11 @@ impl<'a> Elab<'a> {
         let top_k = u32::try_from(top_k).unwrap_or(u32::MAX);
         let dims = self.dim_list(site)?;
         let [dim] = dims[..] else {
-            self.error(Diagnostic::error("E0314", "`draw` draws along one dim").at(site.head, "not one dim"));
+            self.error(
+                Diagnostic::error("E0314", "`draw` draws along one dim")
+                    .at(site.head, "not one dim")
+                    .help("name the dim of the classes: `draw[vocab](logits)`"),
+            );
             return None;
         };
         let x = self.one_value(site, &args)?;

@@ -216,7 +216,8 @@ impl<'a> Elab<'a> {
             let (name, shown) = (self.dim_name(*m), self.show_dims(&all));
             self.error(
                 Diagnostic::error("E0302", format!("neither the value nor its indices have dim `{name}`"))
-                    .at(from.span, format!("they have {shown}")),
+                    .at(from.span, format!("they have {shown}"))
+                    .help("name dims of the value or of an index before `->`"),
             );
             return None;
         }
@@ -234,7 +235,9 @@ impl<'a> Elab<'a> {
             let set = self.dim(&p.name)?;
             let [d] = set.ids[..] else {
                 self.error(
-                    Diagnostic::error("E0206", "one dim is needed for an index").at(p.name.span, "a group of dims"),
+                    Diagnostic::error("E0206", "one dim is needed for an index")
+                        .at(p.name.span, "a group of dims")
+                        .help("give each dim of the group an index of its own: `(a = i, b = j)`"),
                 );
                 return None;
             };

@@ -57,7 +57,8 @@ impl<'a> Elab<'a> {
             self.error(
                 Diagnostic::error("E0314", format!("{} dims for {} values", parts.len(), values.len()))
                     .at(from.span, "one dim a value")
-                    .and(site.span, "the values"),
+                    .and(site.span, "the values")
+                    .help("name as many dims before `->` as there are values"),
             );
             return None;
         }
@@ -94,7 +95,11 @@ impl<'a> Elab<'a> {
         for p in &to.parts {
             let set = self.dim(&p.name)?;
             let [d] = set.ids[..] else {
-                self.error(Diagnostic::error("E0206", "`cut` gives single dims").at(p.name.span, "a group"));
+                self.error(
+                    Diagnostic::error("E0206", "`cut` gives single dims")
+                        .at(p.name.span, "a group")
+                        .help("cut to one dim of that size, and split it after: `x[c -> (a, b)]`"),
+                );
                 return None;
             };
             parts.push(d);
@@ -149,7 +154,8 @@ impl<'a> Elab<'a> {
                         values.len()
                     ),
                 )
-                .at(site.span, "one value an element"),
+                .at(site.span, "one value an element")
+                .help(format!("declare the dim with a size of {}, or give as many values as it has", values.len())),
             );
             return None;
         }
@@ -218,7 +224,9 @@ impl<'a> Elab<'a> {
         let dims = self.dim_list(site)?;
         let [d] = dims[..] else {
             self.error(
-                Diagnostic::error("E0314", "`shift` works along one dim").at(site.head, "not one dim in brackets"),
+                Diagnostic::error("E0314", "`shift` works along one dim")
+                    .at(site.head, "not one dim in brackets")
+                    .help("write `shift[dim, by = 1](x)`"),
             );
             return None;
         };
@@ -293,7 +301,8 @@ impl<'a> Elab<'a> {
                 site.items.iter().find(|i| matches!(i.kind, IndexKind::Equals { .. })).map_or(site.head, |i| i.span);
             self.error(
                 Diagnostic::error("E0306", "stride and dilation are at least 1, padding at least 0")
-                    .at(span, "out of range"),
+                    .at(span, "out of range")
+                    .help("write `stride = 1`, `dilation = 1` and `pad = 0`, or more"),
             );
             return None;
         }

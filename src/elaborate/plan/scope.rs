@@ -2,7 +2,7 @@
 
 use super::PlanScope;
 use crate::check::plan::malformed;
-use crate::diag::{Diagnostic, did_you_mean};
+use crate::diag::{Diagnostic, did_you_mean, some_of};
 use crate::elaborate::Elab;
 use crate::elaborate::InlineLayout;
 use crate::elaborate::frame::Body;
@@ -113,7 +113,7 @@ impl<'a> Elab<'a> {
             .at(name.span, "not used by the model");
         let d = match did_you_mean(&name.text, names.iter().copied()) {
             Some(n) => d.help(format!("did you mean `{n}`?")),
-            None => d.help(format!("the model uses {}", some(&names))),
+            None => d.help(format!("the model uses {}", some_of(names.iter().copied()))),
         };
         self.error(d);
         None
@@ -139,7 +139,7 @@ impl<'a> Elab<'a> {
             others.dedup();
             let d = Diagnostic::error("E0504", format!("`{}` is not used at these dims", def.name.text))
                 .at(span, "matches no value")
-                .with_note(format!("it is used at {}", some(&others.iter().map(String::as_str).collect::<Vec<_>>())));
+                .with_note(format!("it is used at {}", some_of(others.iter().map(String::as_str))));
             self.error(d.help("name dims that an instance has, in the order of its brackets"));
             return None;
         }
@@ -226,7 +226,7 @@ impl<'a> Elab<'a> {
             .at(name.span, "unknown name");
         let d = match did_you_mean(&name.text, names.iter().copied()) {
             Some(n) => d.help(format!("did you mean `{n}`?")),
-            None => d.help(format!("it names {}", some(&names))),
+            None => d.help(format!("it names {}", some_of(names.iter().copied()))),
         };
         self.error(d);
         None
@@ -314,10 +314,4 @@ fn collect(block: &Block, names: &mut Vec<String>) {
             names.extend(n.iter().map(|n| n.text.clone()));
         }
     });
-}
-
-/// A few names for a message.
-fn some(names: &[&str]) -> String {
-    let shown = names.iter().take(12).copied().collect::<Vec<_>>().join(", ");
-    if names.len() > 12 { format!("{shown}, ..") } else { shown }
 }

@@ -321,7 +321,8 @@ impl<'a> Elab<'a> {
                     _ => {
                         self.error(
                             Diagnostic::error("E0312", "a range goes over whole numbers")
-                                .at(lo.span.to(hi.span), "not whole"),
+                                .at(lo.span.to(hi.span), "not whole")
+                                .help("write whole numbers: `0..4`"),
                         );
                         None
                     }
@@ -388,7 +389,8 @@ impl<'a> Elab<'a> {
         if walk.entries.len() >= MAX_ENTRIES {
             self.error(
                 Diagnostic::error("E0410", format!("a weights map of more than {MAX_ENTRIES} entries"))
-                    .at(span, "the limit was passed here"),
+                    .at(span, "the limit was passed here")
+                    .help("stack the tensors of a loop in the file, or map a part of the model"),
             );
             return;
         }

@@ -3,7 +3,7 @@
 use super::Target;
 use super::items::Walk;
 use crate::check::constant::Const;
-use crate::diag::{Diagnostic, did_you_mean};
+use crate::diag::{Diagnostic, did_you_mean, some_of};
 use crate::elaborate::Elab;
 use crate::elaborate::instance::InstanceId;
 use crate::elaborate::value::Val;
@@ -163,10 +163,7 @@ impl<'a> Elab<'a> {
             ([only], _) => d.help(format!("`{stem}` has one turn: {only}")),
             (_, Some(n)) => d.help(format!("did you mean `{n}`?")),
             (_, None) if names.is_empty() => d.help("it has none"),
-            (_, None) => {
-                let some: Vec<&str> = names.iter().take(12).map(String::as_str).collect();
-                d.help(format!("it has {}", some.join(", ")))
-            }
+            (_, None) => d.help(format!("it has {}", some_of(names.iter().map(String::as_str)))),
         };
         self.error(d);
     }

@@ -264,7 +264,8 @@ impl<'a> Elab<'a> {
             self.error(
                 Diagnostic::error("E0314", format!("{} values for {} dims", values.len(), parts.len()))
                     .at(span, "one value a dim")
-                    .and(*head, "the dims"),
+                    .and(*head, "the dims")
+                    .help("name as many dims as there are values"),
             );
             return None;
         }
