@@ -267,8 +267,11 @@ impl<'a> Elab<'a> {
 
     pub fn cast_call(&mut self, t: TypeName, args: &'a [CallArg], span: Span) -> Ev {
         let [arg] = args else {
-            let site = Site { name: "a conversion", items: &[], span, head: span };
-            self.arity(site, 1);
+            self.error(
+                Diagnostic::error("E0314", "a conversion takes 1 argument")
+                    .at(span, "wrong number of arguments")
+                    .help("write `f32(x)`, with one value in the parentheses"),
+            );
             return Ev::error(span);
         };
         let ev = self.eval(&arg.value);
@@ -325,7 +328,10 @@ impl<'a> Elab<'a> {
         self.error(match site.name {
             "where" => d.help("write `where(condition, a, b)`"),
             "clamp" => d.help("write `clamp(x, low, high)`"),
-            _ => d,
+            name => {
+                let brackets = if site.items.is_empty() { "" } else { "[..]" };
+                d.help(format!("write `{name}{brackets}({})`", ["x", "y", "z"][..n.min(3)].join(", ")))
+            }
         });
     }
 
