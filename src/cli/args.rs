@@ -156,6 +156,9 @@ pub struct TrainHow {
     /// Write the figures of each step to a file, as JSON lines
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<PathBuf>,
+    /// Write no checkpoint, not even at the end
+    #[arg(long, conflicts_with = "resume")]
+    pub no_save: bool,
     /// Say at the end where the time of a step goes, kernel by kernel and line by line
     #[arg(long)]
     pub profile: bool,
@@ -312,6 +315,7 @@ impl TrainHow {
             resume: self.resume,
             metrics: self.metrics.clone(),
             seed: self.seed,
+            no_save: self.no_save,
             watched,
         }
     }

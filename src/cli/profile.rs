@@ -17,7 +17,7 @@ pub fn print(engine: &mut Compiled, out: &mut Output) {
     let mut text = String::new();
     let share = |x: f64| 100.0 * x / r.seconds.max(1e-12);
     let steps = if r.runs == 1 { "one step".to_string() } else { format!("{} steps after the first", r.runs) };
-    let _ = writeln!(text, "profile of {steps}: {} each", milliseconds(r.seconds));
+    let _ = writeln!(text, "profile of {steps}: {} each, median {}", milliseconds(r.seconds), milliseconds(r.median));
     let _ = writeln!(
         text,
         "this machine at best: {:.0} GFLOP/s (f32), {:.1} GB/s (reads), with these threads",

@@ -30,6 +30,8 @@ pub struct Line {
 pub struct Report {
     pub runs: u64,
     pub seconds: f64,
+    /// The same of the step in the middle.
+    pub median: f64,
     /// Of the calling thread, for others.
     pub waited: f64,
     pub roof: Roof,
@@ -72,6 +74,7 @@ impl Report {
         Report {
             runs: profile.runs,
             seconds: each(profile.time),
+            median: profile.median.as_secs_f64(),
             waited: each(profile.waited),
             roof,
             steps: group(&|t| (t.label.clone(), t.kind, place(t.source))),

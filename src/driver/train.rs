@@ -26,6 +26,8 @@ pub struct TrainRequest {
     pub metrics: Option<PathBuf>,
     /// The seed, where the command line says one: that of a checkpoint cannot be changed.
     pub seed: Option<u64>,
+    /// Write no checkpoint.
+    pub no_save: bool,
     /// Whether the values of each step are watched, so that an error can say where it began.
     pub watched: bool,
 }
@@ -125,6 +127,7 @@ pub fn train(
 
 struct Run<'r> {
     recipe: &'r Recipe,
+    no_save: bool,
     watched: bool,
     /// Steps done.
     step: u64,
@@ -206,6 +209,7 @@ impl<'r> Run<'r> {
         let data = loader.map(|l| Prefetcher::start(l, step..recipe.steps, AHEAD)).transpose()?;
         Ok(Run {
             recipe,
+            no_save: request.no_save,
             watched: request.watched,
             step,
             seed,
@@ -259,7 +263,7 @@ impl<'r> Run<'r> {
             let valid = self.validate(engine, stop, tell);
             let valid = valid.or_else(|e| self.keep(engine, tell).and(Err(e)))?;
             self.report(loss, &figures, valid, first, tell);
-            if self.recipe.save_every.is_some_and(|n| self.step.is_multiple_of(n)) {
+            if !self.no_save && self.recipe.save_every.is_some_and(|n| self.step.is_multiple_of(n)) {
                 self.save(engine, tell)?;
             }
             let outcome = self.saver.poll();
@@ -341,7 +345,11 @@ impl<'r> Run<'r> {
 
     /// Saves before the run ends, unless this step is saved already.
     fn keep(&mut self, engine: &dyn Engine, tell: Tell) -> Result<(), Stop> {
-        if self.snapshot != Some(self.step) && self.step > 0 { self.save(engine, tell) } else { Ok(()) }
+        if self.snapshot != Some(self.step) && self.step > 0 && !self.no_save {
+            self.save(engine, tell)
+        } else {
+            Ok(())
+        }
     }
 
     /// Weights that are not finite are not saved: what is there is better.

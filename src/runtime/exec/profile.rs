@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 /// Most spans that are kept of a run; later ones are left out.
 const MOST_SPANS: usize = 1 << 18;
 
+/// Most runs of a routine whose times are kept.
+const MOST_RUNS: usize = 1 << 14;
+
 /// Time spent in one step so far, without what is inside of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timing {
@@ -29,6 +32,8 @@ pub struct Profile {
     pub runs: u64,
     /// Of all runs.
     pub time: Duration,
+    /// Of one run, in the middle of them all.
+    pub median: Duration,
     /// Part of it in which the calling thread waited for others to finish their share.
     pub waited: Duration,
     /// In order; those of loop bodies after their loop.
@@ -73,6 +78,8 @@ pub struct Times {
 struct Routine {
     runs: u64,
     time: Duration,
+    /// Of each run, up to the capacity.
+    each: Vec<Duration>,
     waited: Duration,
     /// Runs and time of each step.
     steps: Vec<(u64, Duration)>,
@@ -82,6 +89,7 @@ impl Times {
     pub fn new(program: &Program) -> Times {
         let routine = |r: &crate::program::Routine| Routine {
             steps: vec![(0, Duration::ZERO); count(&r.steps)],
+            each: Vec::with_capacity(MOST_RUNS),
             ..Routine::default()
         };
         Times {
@@ -96,14 +104,19 @@ impl Times {
         let r = &mut self.routines[routine];
         if r.runs == 1 {
             (r.time, r.waited) = (Duration::ZERO, Duration::ZERO);
+            r.each.clear();
             r.steps.fill((0, Duration::ZERO));
         }
         r.runs += 1;
     }
 
     pub fn end(&mut self, routine: usize, time: Duration, waited: Duration) {
-        self.routines[routine].time += time;
-        self.routines[routine].waited += waited;
+        let r = &mut self.routines[routine];
+        r.time += time;
+        r.waited += waited;
+        if r.each.len() < r.each.capacity() {
+            r.each.push(time);
+        }
     }
 
     pub fn step(&mut self, routine: usize, step: usize, start: Instant) {
@@ -126,7 +139,10 @@ impl Executor {
         let mut steps = Vec::new();
         collect(r, &r.steps, &mut times.steps.iter(), &mut steps);
         let runs = if times.runs > 1 { times.runs - 1 } else { times.runs };
-        Some(Profile { runs, time: times.time, waited: times.waited, steps })
+        let mut each = times.each.clone();
+        each.sort_unstable();
+        let median = each.get(each.len() / 2).copied().unwrap_or_default();
+        Some(Profile { runs, time: times.time, median, waited: times.waited, steps })
     }
 
     /// The single runs of steps, oldest first.
