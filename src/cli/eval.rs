@@ -11,7 +11,7 @@ use crate::driver::recipe::Recipe;
 use crate::driver::sample::write_npy;
 use crate::driver::sampler::Sampled;
 use crate::driver::train::left_out;
-use crate::driver::{overwrite, pipeline, show, weights};
+use crate::driver::{origin, overwrite, pipeline, show, weights};
 use crate::runtime::checkpoint::Checkpoint;
 use crate::runtime::exec::ExecOptions;
 use crate::runtime::stop::StopFlag;
@@ -57,7 +57,11 @@ pub fn evaluate(
         (0, recipe.seed, None)
     } else {
         let from = Checkpoint::open(&train::directory(how.checkpoint.as_deref(), recipe))?;
-        weights::restore(recipe, engine, &from, &weights::groups_of_use(recipe))?;
+        weights::restore(recipe, engine, &from, &weights::groups_of_use(recipe))
+            .map_err(|e| origin::blamed(e, recipe, &from))?;
+        if let Some(d) = recipe.origin.author.warning(&from) {
+            out.findings(&Findings::of(d));
+        }
         (from.index.step, from.index.seed, from.index.chars)
     };
     let data = match (&recipe.valid, &recipe.data) {

@@ -4,6 +4,7 @@ use super::args::ExportArgs;
 use super::output::Output;
 use super::{Code, OK};
 use crate::driver::export::{self, ExportRequest};
+use crate::driver::findings::Findings;
 use crate::source::Disk;
 
 pub fn run(args: &ExportArgs, threads: usize, out: &mut Output) -> Code {
@@ -15,8 +16,11 @@ pub fn run(args: &ExportArgs, threads: usize, out: &mut Output) -> Code {
         raw: args.raw,
     };
     match export::export(&args.compile.options(threads), &request, &Disk) {
-        Ok(files) => {
-            for file in files {
+        Ok(done) => {
+            if let Some(d) = done.warning {
+                out.findings(&Findings::of(d));
+            }
+            for file in done.files {
                 out.line(file.display().to_string());
             }
             OK

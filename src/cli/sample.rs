@@ -112,6 +112,9 @@ pub fn sampled(
         Some(begun) => Weights::Initial(begun),
         None => {
             found = checkpoint(&recipe, how.checkpoint.as_deref())?;
+            if let Some(d) = recipe.author.warning(&found) {
+                out.findings(&Findings::of(d));
+            }
             Weights::Trained(&found)
         }
     };

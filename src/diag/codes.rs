@@ -105,4 +105,5 @@ codes! {
     "W0009" "data changed since the checkpoint"
     "W0010" "inline layout of an axis that no plan has"
     "W0011" "run goes on with other settings"
+    "W0012" "checkpoint of another program"
 }

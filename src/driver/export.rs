@@ -2,6 +2,7 @@
 
 use super::findings::{Findings, Outcome};
 use super::options::Options;
+use super::origin::Author;
 use super::pipeline::{sound, train_item, with};
 use super::weights::{AVERAGE, MODEL};
 use super::{check, overwrite, plan};
@@ -33,8 +34,13 @@ pub struct ExportRequest {
 /// Larger files are cut, in Hugging Face's manner.
 const SHARD_BYTES: usize = 5_000_000_000;
 
-/// The files that were written.
-pub fn export(options: &Options, request: &ExportRequest, world: &dyn World) -> Outcome<Vec<PathBuf>> {
+/// The files that were written, and what there is to say of them.
+pub struct Exported {
+    pub files: Vec<PathBuf>,
+    pub warning: Option<Diagnostic>,
+}
+
+pub fn export(options: &Options, request: &ExportRequest, world: &dyn World) -> Outcome<Exported> {
     let c = sound(check::load(&options.request, world))?;
     let single = plan::single(options, &c.program).map_err(|d| with(d, &c.sources))?;
     let item = train_item(options, &c).map_err(|d| with(d, &c.sources))?;
@@ -59,7 +65,8 @@ pub fn export(options: &Options, request: &ExportRequest, world: &dyn World) -> 
     let from = Checkpoint::open(&request.checkpoint.clone().unwrap_or_else(|| PathBuf::from("runs").join(name)))?;
     let own: Vec<PathBuf> = std::fs::read_dir(from.path()).into_iter().flatten().flatten().map(|e| e.path()).collect();
     overwrite::refuse(&request.to, &c.sources, &own)?;
-    let store = read(&map, &from, request.raw)?;
+    let author = Author::of(&c, &options.request.path);
+    let store = read(&map, &from, request.raw).map_err(|e| author.blamed(e, &from))?;
     let mut tensors: Vec<(TensorInfo, Vec<u8>)> = Vec::new();
     for entry in &map.entries {
         let tensor = transfer::export(entry, request.dtype, &store)
@@ -68,7 +75,7 @@ pub fn export(options: &Options, request: &ExportRequest, world: &dyn World) -> 
         tensors.push((info, tensor.bytes.into_owned()));
     }
     let views: Vec<TensorView> = tensors.iter().map(|(info, bytes)| TensorView { info, bytes }).collect();
-    Ok(checkpoint::export(&request.to, &views, SHARD_BYTES)?)
+    Ok(Exported { files: checkpoint::export(&request.to, &views, SHARD_BYTES)?, warning: author.warning(&from) })
 }
 
 /// Parameters and states of a checkpoint, averages in the place of weights.
@@ -78,15 +85,7 @@ fn read(map: &WeightsMap, from: &Checkpoint, raw: bool) -> Result<Buffers, Runti
     for slot in &map.slots {
         let same = |t: &&&TensorInfo| t.name == slot.path && t.shape == slot.shape && t.dtype == slot.dtype;
         if have.iter().find(same).is_none() {
-            return Err(RuntimeError::new(
-                "E0807",
-                format!(
-                    "checkpoint `{}` belongs to another model: it has no such `{}`",
-                    from.path().display(),
-                    slot.path
-                ),
-            )
-            .help("use the model, settings and precision that it was trained with"));
+            return Err(from.another_model(format!(": it has no such `{}`", slot.path)));
         }
     }
     let groups: &[&str] = if raw || !from.groups().contains(&AVERAGE) { &[MODEL] } else { &[MODEL, AVERAGE] };

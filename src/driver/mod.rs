@@ -21,6 +21,7 @@ pub mod library;
 pub mod memory;
 mod metrics;
 pub mod options;
+pub mod origin;
 pub mod overwrite;
 mod passes;
 pub mod pipeline;

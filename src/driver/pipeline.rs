@@ -3,6 +3,7 @@
 use super::check::{self, Checked};
 use super::findings::{Findings, Outcome};
 use super::options::Options;
+use super::origin::Origin;
 use super::passes::{Passes, internal};
 use super::recipe::{Load, Recipe, Valid};
 use super::sample::{self, SampleGraphs};
@@ -82,6 +83,9 @@ pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
     let base = options.request.path.parent().unwrap_or(Path::new(""));
     recipe.loads = p.run("map weights", || loads(&c, &train, &facts, item, base, &mut found));
     take(&mut found, &mut Sink::default(), &c.sources)?;
+    recipe.origin = p.run("fingerprints", || {
+        Origin::of(&c, &options.request.path, options.plan.as_deref(), item, &train, &train.init.graph)
+    });
     let (mut train, init) = (train.b.finish(), train.init.finish());
     let mut eval = eval.b.finish();
 
@@ -268,6 +272,7 @@ fn recipe(
         unit: unit.to_string(),
         units,
         precision: train.precision.name().to_string(),
+        origin: Origin::default(),
     })
 }
 

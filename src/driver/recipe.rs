@@ -2,6 +2,7 @@
 //! built program carries it; no source text is needed to use it.
 
 use super::files;
+use super::origin::Origin;
 use crate::elaborate::weights::WeightsMap;
 use crate::program::{Role, Source};
 use crate::runtime::RuntimeError;
@@ -37,6 +38,8 @@ pub struct Recipe {
     pub units: u64,
     /// What the program was compiled with, for checkpoints and reports.
     pub precision: String,
+    /// The program and its settings, for checkpoints.
+    pub origin: Origin,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

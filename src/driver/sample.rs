@@ -3,6 +3,7 @@
 use super::check::{self, not_streamable};
 use super::findings::{Findings, Outcome};
 use super::options::Options;
+use super::origin::Author;
 use super::pipeline::{sound, target, with};
 use super::{plan, size};
 use crate::check::constant::Const;
@@ -31,6 +32,9 @@ pub struct SampleRecipe {
     /// Of the sample item.
     pub name: String,
     pub model: String,
+    /// The program, for checkpoints.
+    #[serde(default)]
+    pub author: Author,
     /// The train items that train this model; each writes to a run of its name.
     #[serde(default)]
     pub trained_by: Vec<String>,
@@ -103,6 +107,7 @@ pub fn graphs(options: &Options, item: Option<&str>, world: &dyn World) -> Outco
     recipe.temperature = temperature;
     recipe.trained_by = trained_by(&c.program, chosen);
     recipe.text = recipe.text.or_else(|| trained_on(&c.program, chosen));
+    recipe.author = Author::of(&c, &options.request.path);
     if let Some(feed) = &facts.feed {
         let capacity = whole.size(feed.dim);
         let input = whole.inputs[feed.input.index()].name.clone();
@@ -295,6 +300,7 @@ fn recipe(facts: &SampleFacts, item: &Sample, g: &Graph, base: &std::path::Path)
     SampleRecipe {
         name: facts.name.clone(),
         model: item.model.text.clone(),
+        author: Author::default(),
         trained_by: Vec::new(),
         params: g.params.iter().map(|p| info(&p.path, p.dtype, &p.dims)).collect(),
         states: (g.states.iter())

@@ -93,12 +93,13 @@ impl Sampler {
             match have.iter().find(|t| t.name == want.name) {
                 Some(t) if t.shape == want.shape && t.dtype == want.dtype => {}
                 Some(t) => {
-                    return Err(another_model(
-                        from,
-                        format!("`{}` is {} there, {} here", t.name, t.describe(), want.describe()),
-                    ));
+                    let why = format!(": `{}` is {} there, {} here", t.name, t.describe(), want.describe());
+                    return Err(self.recipe.author.blamed(from.another_model(why), from));
                 }
-                None => return Err(another_model(from, format!("it has no `{}`", want.name))),
+                None => {
+                    let e = from.another_model(format!(": it has no `{}`", want.name));
+                    return Err(self.recipe.author.blamed(e, from));
+                }
             }
         }
         let program = self.exec.program().clone();
@@ -277,12 +278,6 @@ impl Sampler {
             })
             .collect())
     }
-}
-
-fn another_model(from: &Checkpoint, why: String) -> RuntimeError {
-    RuntimeError::new("E0807", format!("checkpoint `{}` belongs to another model", from.path().display()))
-        .note(why)
-        .help("give the program and settings that it was trained with")
 }
 
 /// Below this temperature the draw would hang on how logits of 32 bits are rounded, and they would overflow: the most

@@ -4,6 +4,7 @@ use super::engine::{Engine, Figure, Routine};
 use super::evaluate::{Evaluation, Pass, named, total};
 use super::findings::Stop;
 use super::metrics::{self, Metrics};
+use super::origin;
 use super::recipe::Recipe;
 use super::weights;
 use crate::diag::Diagnostic;
@@ -183,10 +184,9 @@ impl<'r> Run<'r> {
         match from {
             Some(c) => {
                 let groups: Vec<&str> = c.groups();
-                weights::restore(recipe, engine, c, &groups)?;
-                if let Some(d) = other_settings(recipe, c) {
-                    tell(Event::Warning(d));
-                }
+                weights::restore(recipe, engine, c, &groups).map_err(|e| origin::blamed(e, recipe, c))?;
+                let warnings = [recipe.origin.author.warning(c), origin::warning(recipe, c)];
+                warnings.into_iter().flatten().for_each(|d| tell(Event::Warning(d)));
                 if c.index.data.samples != samples {
                     tell(Event::Warning(Diagnostic::warning(
                         "W0009",
@@ -203,8 +203,13 @@ impl<'r> Run<'r> {
             .and_then(|c| metrics::restored(step, c.index.extra.get(UNVALIDATED)?));
         let recorded = from.map(|_| if unvalidated.is_some() { step - 1 } else { step });
         let metrics = Metrics::open(&request.out, request.metrics.as_deref(), recorded, tell)?;
+        let last = from.is_none().then(|| Checkpoint::open(&request.out).ok()).flatten();
+        let other = last.as_ref().and_then(|c| recipe.origin.author.other(c));
         if let Some(aside) = saver.set_aside(from.map(|c| c.index.step))? {
-            tell(Event::Note(format!("older checkpoints are now in {}", aside.display())));
+            let whose = other.map_or(String::new(), |file| {
+                format!(", written by another program, {file}: runs are kept apart by `--out DIR`")
+            });
+            tell(Event::Note(format!("older checkpoints are now in {}{whose}", aside.display())));
         }
         let data = loader.map(|l| Prefetcher::start(l, step..recipe.steps, AHEAD)).transpose()?;
         Ok(Run {
@@ -354,8 +359,7 @@ impl<'r> Run<'r> {
 
     /// Weights that are not finite are not saved: what is there is better.
     fn save(&mut self, engine: &dyn Engine, tell: Tell) -> Result<(), Stop> {
-        let mut extra = serde_json::json!({"item": self.recipe.name, "model": self.recipe.model,
-            "precision": self.recipe.precision});
+        let mut extra = origin::kept(self.recipe);
         if let Some(record) = &self.unvalidated {
             extra[UNVALIDATED] = metrics::kept(record);
         }
@@ -450,20 +454,6 @@ const UNVALIDATED: &str = "unvalidated";
 fn validation_due(recipe: &Recipe, step: u64) -> bool {
     let Some(valid) = &recipe.valid else { return false };
     valid.every.is_some_and(|n| step.is_multiple_of(n)) || step == recipe.steps
-}
-
-/// Tensors of a checkpoint may fit a run that is another one.
-fn other_settings(recipe: &Recipe, from: &Checkpoint) -> Option<Diagnostic> {
-    let now = [("item", &recipe.name), ("model", &recipe.model), ("precision", &recipe.precision)];
-    let differing = now.into_iter().filter_map(|(name, now)| {
-        let before = from.index.extra[name].as_str()?;
-        (before != now).then(|| format!("{name} {before} before, now {now}"))
-    });
-    let differing: Vec<String> = differing.collect();
-    (!differing.is_empty()).then(|| {
-        Diagnostic::warning("W0011", format!("the run goes on with other settings: {}", differing.join("; ")))
-            .help("give what it began with if it must go on as if it had not stopped")
-    })
 }
 
 /// The training data; none where the model has no inputs.

@@ -12,6 +12,24 @@ use crate::source::Span;
 use crate::syntax::ast::{ConstDef, DimValue, ItemKind, TypeName};
 
 impl<'a> Elab<'a> {
+    /// Dims and constants of the main file, and of files that it imports from, as far as this walk has used them.
+    pub fn values_of_file(&self) -> Vec<(String, String)> {
+        let own = |at: &ItemRef| self.program.module(at.module).path.is_some();
+        let names = self.program.modules.first().into_iter().flat_map(|m| &m.names);
+        let value = names.filter_map(|(name, binding)| match &binding.entity {
+            Entity::Dim(at) if own(at) => match &self.global_dims.get(at)?.as_ref()?.ids[..] {
+                [one] => Some((name.clone(), self.b.graph.size(*one).to_string())),
+                _ => None,
+            },
+            Entity::Const(at) if own(at) => match self.constants.get(at)? {
+                Val::Const(c) => Some((name.clone(), c.to_string())),
+                _ => None,
+            },
+            _ => None,
+        });
+        value.collect()
+    }
+
     /// Evaluates every dim, constant and preset of the program's own files.
     pub fn all_globals(&mut self) {
         for (m, module) in self.program.modules.iter().enumerate() {

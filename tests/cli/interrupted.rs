@@ -1,7 +1,7 @@
 //! Signals: nothing is lost by them, and they are never ignored.
 
 use crate::run::{metric, partita, succeeds};
-use crate::{err, out, tiny, write};
+use crate::{err, fails, out, tiny, write};
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -163,4 +163,88 @@ fn other_settings_on_resuming_are_said() {
     write(at, "other.pta", text.replace("train Tiny", "train other of Tiny"));
     let output = partita(at, &["train", "other.pta", "--steps", "5", "--resume", "--out", "runs/Tiny"]);
     assert!(err(&output).contains("item Tiny before, now other"), "{}", err(&output));
+}
+
+#[test]
+fn every_setting_that_matters_is_compared_on_resuming() {
+    let folder = tiny();
+    let at = folder.path();
+    let text =
+        include_str!("tiny.pta").replace("dim batch", "const rate = 1e-2\ndim batch").replace("lr = 1e-2", "lr = rate");
+    write(at, "tiny.pta", &text);
+    succeeds(at, &["train", "tiny.pta", "--steps", "1"]);
+    let resumed = |changed: &str, more: &[&str]| {
+        write(at, "tiny.pta", changed);
+        // The checkpoint of one step stays the newest.
+        let all = [&["train", "tiny.pta", "--steps", "1", "--resume"], more].concat();
+        let output = partita(at, &all);
+        assert!(output.status.success(), "{}", err(&output));
+        err(&output)
+    };
+    for (old, new, more, says) in [
+        ("", "", &[][..], ""),
+        ("// A model", "// The model", &[], ""),
+        ("steps 10", "steps 20", &[], ""),
+        ("every 4", "every 5", &[], ""),
+        ("lr = rate", "lr = 2e-2", &[], "optimizer adamw(lr = rate) before, now adamw(lr = 2e-2)"),
+        ("rate = 1e-2", "rate = 2e-2", &[], "rate 0.01 before, now 0.02"),
+        ("", "", &["--set", "rate=0.5"], "rate 0.01 before, now 0.5"),
+        ("", "", &["--set", "batch=2"], "batch 4 before, now 2"),
+        ("    steps", "    clip 1.0\n    steps", &[], "clip none before, now 1.0"),
+        ("to = 0.8", "to = 0.7", &[], "data bytes(\"text.txt\", to = 0.8) before, now"),
+        ("seed 3", "seed 4", &[], "the program says seed 4, and the run keeps the one that it began with, 3"),
+        ("", "", &["--plan", "single", "--precision", "f32"], "plan none before, now single"),
+        ("p = 0.2", "p = 0.3", &[], "the program computes something else than before"),
+    ] {
+        let said = resumed(&text.replace(old, new), more);
+        match says {
+            "" => assert!(!said.contains("W0011"), "{old}: {said}"),
+            _ => assert!(said.contains("W0011") && said.contains(says), "{new} {more:?}: {said}"),
+        }
+        let listed = said.lines().filter(|l| l.starts_with(" = ") && l.contains(" before, now ")).count();
+        assert!(listed <= 1, "{new} {more:?}: {said}");
+    }
+    // Where it does not fit, the reason is among the notes.
+    let said = fails(at, &["train", "tiny.pta", "--resume", "--precision", "f64"], 1, "E0807");
+    assert!(said.contains("precision f32 before, now f64"), "{said}");
+}
+
+#[test]
+fn runs_of_two_programs_are_told_apart() {
+    let folder = tiny();
+    let at = folder.path();
+    succeeds(at, &["train", "tiny.pta", "--steps", "1"]);
+    // The same program in another place, and a changed one in the same place.
+    let text = include_str!("tiny.pta");
+    std::fs::create_dir(at.join("sub")).expect("a folder");
+    write(at, "sub/moved.pta", text);
+    write(at, "sub/text.txt", std::fs::read(at.join("text.txt")).expect("the text"));
+    write(at, "tiny.pta", text.replace("steps 10", "steps 11"));
+    let quiet = |arguments: &[&str]| {
+        let output = partita(at, arguments);
+        assert!(output.status.success() && !err(&output).contains("W0012"), "{arguments:?}: {}", err(&output));
+    };
+    quiet(&["eval", "tiny.pta"]);
+    quiet(&["eval", "sub/moved.pta"]);
+    write(at, "other.pta", text.replace("p = 0.2", "p = 0.5"));
+    for arguments in [
+        &["eval", "other.pta"][..],
+        &["sample", "other.pta", "--length", "1"],
+        &["export", "other.pta", "-o", "w.safetensors"],
+        &["train", "other.pta", "--steps", "2", "--resume"],
+    ] {
+        let output = partita(at, arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", err(&output));
+        assert!(err(&output).contains("W0012") && err(&output).contains("tiny.pta"), "{arguments:?}: {}", err(&output));
+    }
+    let said = err(&partita(at, &["train", "tiny.pta", "--steps", "1"]));
+    assert!(said.contains("runs/Tiny/before-1, written by another program, ") && said.contains("other.pta"), "{said}");
+    let said = fails(at, &["eval", "other.pta", "--set", "embed=6"], 1, "E0807");
+    for part in ["`runs/Tiny/before-1`", "--checkpoint DIR", "written by another program", "embed 12 before, now 6"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let said = fails(at, &["sample", "other.pta", "--set", "embed=6"], 1, "E0807");
+    assert!(said.contains("`runs/Tiny/before-1`") && said.contains("written by another program"), "{said}");
+    let said = fails(at, &["export", "other.pta", "--set", "embed=6", "-o", "x.safetensors"], 1, "E0807");
+    assert!(said.contains("`runs/Tiny/before-1`") && said.contains("written by another program"), "{said}");
 }

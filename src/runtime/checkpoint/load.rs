@@ -41,6 +41,23 @@ pub fn list(dir: &Path) -> Result<Vec<Found>> {
     Ok(found.into_iter().map(|(step, path)| Found { step, path }).collect())
 }
 
+/// The directories of a run in which older checkpoints are, the newest last.
+fn aside(run: &Path) -> Vec<PathBuf> {
+    let numbered = (1u32..).map(|i| run.join(aside_name(i))).take_while(|p| p.is_dir());
+    let mut all: Vec<PathBuf> = numbered.collect();
+    let hidden = all.len().saturating_sub(SHOWN_ASIDE);
+    all.drain(..hidden);
+    all
+}
+
+/// Directories of older checkpoints that a message names.
+const SHOWN_ASIDE: usize = 3;
+
+/// The name of the directory that older checkpoints are moved to.
+pub(super) fn aside_name(number: u32) -> String {
+    format!("before-{number}")
+}
+
 /// The checkpoint that a path means: itself, or the newest in it.
 pub fn locate(path: &Path) -> Result<PathBuf> {
     if path.join(NAME).is_file() {
@@ -121,12 +138,7 @@ impl Checkpoint {
         }
         let Some(first) = differences.first() else { return Ok(()) };
         const SHOWN: usize = 5;
-        let mut error = RuntimeError::new(
-            "E0807",
-            format!("checkpoint `{}` belongs to another model ({group}): {first}", self.path.display()),
-        )
-        .place(self.path.display())
-        .help("use the model and settings that it was trained with, or train anew with another `--out DIR`");
+        let mut error = self.another_model(format!(" ({group}): {first}"));
         for difference in differences.iter().take(SHOWN).skip(1) {
             error = error.note(difference);
         }
@@ -134,6 +146,22 @@ impl Checkpoint {
             error = error.note(format!("and {} further differences", differences.len() - SHOWN));
         }
         Err(error)
+    }
+
+    /// The error of a checkpoint that does not fit; `why` follows what is said of it. Runs that were moved aside may be the
+    /// ones that are meant.
+    pub fn another_model(&self, why: impl std::fmt::Display) -> RuntimeError {
+        let error =
+            RuntimeError::new("E0807", format!("checkpoint `{}` belongs to another model{why}", self.path.display()))
+                .place(self.path.display());
+        let aside: Vec<String> =
+            self.path.parent().map_or(vec![], aside).iter().map(|p| format!("`{}`", p.display())).collect();
+        let cure =
+            "use the model and settings that it was trained with, or another run: `--checkpoint DIR`, `--out DIR`";
+        match &aside[..] {
+            [] => error.help(format!("{cure} to train")),
+            _ => error.help(format!("{cure} to train; older ones are in {}", aside.join(", "))),
+        }
     }
 
     /// Reads a group; every byte is checked against the checksums.

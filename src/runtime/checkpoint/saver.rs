@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::load::list;
+use super::load::{aside_name, list};
 use super::save::{REPLACED, SaveOptions, Snapshot, TEMPORARY, cannot_write, save};
 use crate::runtime::error::{Result, RuntimeError, no_thread};
 
@@ -76,7 +76,7 @@ impl Saver {
             return Ok(None);
         }
         let aside = (1..)
-            .map(|i: u32| self.dir.join(format!("before-{i}")))
+            .map(|i: u32| self.dir.join(aside_name(i)))
             .find(|p| !p.exists())
             .ok_or_else(|| RuntimeError::internal("no free name for old checkpoints"))?;
         let fail = |e: std::io::Error| cannot_write(&aside, &e);

@@ -57,12 +57,15 @@ impl Tensor {
 
 /// A number that changes when a tensor's name, type or shape, or the order of tensors does (FNV-1a, 64 bits, in hex).
 pub fn fingerprint<'a>(tensors: impl IntoIterator<Item = &'a TensorInfo>) -> String {
-    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    for info in tensors {
-        for byte in format!("{} {}\n", info.name, info.describe()).bytes() {
-            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-        }
-    }
+    let lines: String = tensors.into_iter().map(|info| format!("{} {}\n", info.name, info.describe())).collect();
+    text_fingerprint(&lines)
+}
+
+/// The same for a text.
+pub fn text_fingerprint(text: &str) -> String {
+    let hash = text
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
     format!("{hash:016x}")
 }
 
