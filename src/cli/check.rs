@@ -6,6 +6,7 @@ use super::{Code, ERROR, OK};
 use crate::diag::render;
 use crate::driver::{Findings, check};
 use crate::source::Disk;
+use crate::types::counted;
 
 pub fn run(args: &CheckArgs, out: &mut Output) -> Code {
     let c = check::check(&args.source.request(), &Disk);
@@ -20,7 +21,7 @@ pub fn run(args: &CheckArgs, out: &mut Output) -> Code {
         return if failed { ERROR } else { OK };
     }
     for m in &c.models {
-        let mut line = format!("{}: {} parameters", m.name, grouped(m.parameters));
+        let mut line = format!("{}: {}", m.name, counted(grouped(m.parameters), "parameter"));
         if m.states > 0 {
             line += &format!(", {} values of state", grouped(m.states));
         }

@@ -10,12 +10,12 @@ use crate::driver::findings::{Findings, Outcome};
 use crate::driver::recipe::Recipe;
 use crate::driver::sample::write_npy;
 use crate::driver::sampler::Sampled;
-use crate::driver::train::left_out;
 use crate::driver::{origin, overwrite, pipeline, show, weights};
 use crate::runtime::checkpoint::Checkpoint;
 use crate::runtime::exec::ExecOptions;
 use crate::runtime::stop::StopFlag;
 use crate::source::{Disk, SourceMap};
+use crate::types::counted;
 use std::path::PathBuf;
 
 pub fn run(args: &EvalArgs, threads: usize, out: &mut Output) -> Code {
@@ -74,8 +74,8 @@ pub fn evaluate(
     };
     let pass = Pass::open(recipe, data, chars.as_ref(), how.batches);
     let mut pass = pass.map_err(|stop| Findings::of_stop(stop, sources))?;
-    if pass.left_out() > 0 && how.batches.is_none() {
-        out.findings(&Findings::of(left_out(pass.left_out())));
+    if let Some(d) = pass.left_out(recipe).filter(|_| how.batches.is_none()) {
+        out.findings(&Findings::of(d));
     }
     let stop = StopFlag::install()?;
     let found = pass.run(engine, seed, &stop, &mut |_| {}).map_err(|stop| Findings::of_stop(stop, sources))?;
@@ -97,7 +97,8 @@ pub fn evaluate(
         let figures: Vec<String> = found.figures.iter().map(|(n, x)| format!(", {n} {}", show::number(*x))).collect();
         let what = if how.initial { "initial weights".to_string() } else { format!("step {step}") };
         let loss = show::number(found.loss);
-        out.line(format!("{what}: loss {loss}{} over {} batches", figures.concat(), found.batches));
+        let batches = counted(found.batches, "batch");
+        out.line(format!("{what}: loss {loss}{} over {batches}", figures.concat()));
     }
     Ok(OK)
 }

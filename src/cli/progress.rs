@@ -40,16 +40,10 @@ impl Progress {
                 bar.set_message(format!("loss {:.4}  {rate}  {} left", smooth, show::duration(p.left)));
             }
             None if p.logged => {
-                let figures: Vec<String> =
-                    p.figures.iter().map(|(n, x)| format!("  {n} {}", show::number(*x))).collect();
-                out.line(format!(
-                    "step {}/{}  loss {}{}  {rate}  {} left",
-                    p.step,
-                    p.steps,
-                    show::number(p.loss),
-                    figures.concat(),
-                    show::duration(p.left)
-                ));
+                let start = format!("step {}/{}  loss {}", p.step, p.steps, show::number(p.loss));
+                let end = format!("  {rate}  {} left", show::duration(p.left));
+                let figures = fitting(&p.figures, "  ", out.width().saturating_sub(start.len() + end.len()));
+                out.line(format!("{start}{figures}{end}"));
             }
             None => {}
         }
@@ -77,5 +71,34 @@ impl Progress {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
+    }
+}
+
+/// Figures as they follow a loss, each after `before`: as many as there is room for, the norm of gradients above all. The
+/// file of metrics has them all.
+pub fn fitting(figures: &[(String, f64)], before: &str, room: usize) -> String {
+    let (first, others): (Vec<_>, Vec<_>) = figures.iter().partition(|f| f.0 == "grad_norm");
+    let mut out = String::new();
+    for (name, x) in first.into_iter().chain(others) {
+        let text = format!("{before}{name} {}", show::number(*x));
+        if name == "grad_norm" || out.len() + text.len() <= room {
+            out += &text;
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fitting;
+
+    #[test]
+    fn a_line_has_as_many_figures_as_fit() {
+        let figures: Vec<(String, f64)> =
+            [("long.name.of.a.metric", 1.0), ("m", 2.0), ("grad_norm", 3.0)].map(|(n, x)| (n.to_string(), x)).to_vec();
+        let names = |room: usize| fitting(&figures, "  ", room);
+        assert!(names(0).starts_with("  grad_norm 3") && !names(0).contains("m 2"), "{}", names(0));
+        assert!(names(30).contains("  m 2") && !names(30).contains("long"), "{}", names(30));
+        assert!(names(90).contains("long.name.of.a.metric 1"), "{}", names(90));
     }
 }

@@ -2,16 +2,18 @@
 
 use super::args::{EngineChoice, TrainArgs, TrainHow};
 use super::output::{Output, grouped};
-use super::progress::Progress;
+use super::progress::{Progress, fitting};
 use super::{Code, OK, profile};
 use crate::diag::Severity;
 use crate::driver::engine::{Compiled, Engine, Interpreted};
 use crate::driver::findings::{Findings, Outcome};
+use crate::driver::pipeline::Graphs;
 use crate::driver::recipe::Recipe;
 use crate::driver::train::{self, Ended, Event, TrainRequest};
 use crate::driver::{overwrite, pipeline, show};
 use crate::runtime::stop::StopFlag;
 use crate::source::{Disk, SourceMap};
+use crate::types::counted;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -29,9 +31,13 @@ fn train(args: &TrainArgs, threads: usize, out: &mut Output) -> Outcome<Code> {
     warnings(&g.findings, out);
     g.recipe.apply(&args.how.overrides())?;
     let mut compiled = match args.engine {
+        EngineChoice::Interp if args.dry_run => return rehearsed(&g, 1, args.compile.timings, out),
         EngineChoice::Interp => None,
         EngineChoice::Cpu => {
             let program = pipeline::program(&mut g, pipeline::ALL, None, &options)?;
+            if args.dry_run {
+                return rehearsed(&g, options.thread_count(), args.compile.timings, out);
+            }
             Some(Compiled::open(program, &g.recipe, args.how.execution(threads, args.debug_nan))?)
         }
     };
@@ -42,10 +48,6 @@ fn train(args: &TrainArgs, threads: usize, out: &mut Output) -> Outcome<Code> {
     let (recipe, sources) = (g.recipe, g.findings.sources);
     let threads = compiled.as_ref().map_or(1, Engine::threads);
     introduce(&recipe, threads, out);
-    if args.dry_run {
-        out.line(format!("{} steps, not run", grouped(recipe.steps)));
-        return Ok(OK);
-    }
     let request = args.how.request(&recipe, args.debug_nan);
     let timed = args.compile.timings;
     match (&mut compiled, &mut interpreted) {
@@ -53,6 +55,17 @@ fn train(args: &TrainArgs, threads: usize, out: &mut Output) -> Outcome<Code> {
         (None, Some(engine)) => follow(&recipe, engine, &request, &sources, timed, out),
         (None, None) => unreachable!("one of the two engines is made"),
     }
+}
+
+/// After compiling: what the run would be, if it finds its data. Its memory is not taken.
+fn rehearsed(g: &Graphs, threads: usize, timed: bool, out: &mut Output) -> Outcome<Code> {
+    if timed {
+        timings(&g.timings, out);
+    }
+    introduce(&g.recipe, threads, out);
+    train::rehearse(&g.recipe).map_err(|stop| Findings::of_stop(stop, &g.findings.sources))?;
+    out.line(format!("{}, not run", counted(grouped(g.recipe.steps), "step")));
+    Ok(OK)
 }
 
 /// Trains a compiled program, and shows where the time went if that is asked for.
@@ -81,14 +94,13 @@ pub fn profiled(
 /// What is going to be trained.
 pub fn introduce(recipe: &Recipe, threads: usize, out: &Output) {
     out.say(format!(
-        "{}: {} parameters in {} tensors, {} {} a step, {}, {threads} {}",
+        "{}: {} in {}, {} a step, {}, {}",
         recipe.name,
-        grouped(recipe.parameters()),
-        recipe.params.len(),
-        grouped(recipe.units),
-        recipe.unit,
+        counted(grouped(recipe.parameters()), "parameter"),
+        counted(recipe.params.len(), "tensor"),
+        counted(grouped(recipe.units), recipe.unit.trim_end_matches('s')),
         recipe.precision,
-        if threads == 1 { "thread" } else { "threads" }
+        counted(threads, "thread")
     ));
 }
 
@@ -137,10 +149,9 @@ fn event_shown(event: Event, progress: &mut Progress, out: &mut Output) {
         }
         Event::Step(p) => progress.step(&p, out),
         Event::Valid { step, result } => {
-            let figures: Vec<String> =
-                result.figures.iter().map(|(n, x)| format!(", {n} {}", show::number(*x))).collect();
-            let line = format!("step {step}: validation loss {}{}", show::number(result.loss), figures.concat());
-            progress.line(out, &line);
+            let start = format!("step {step}: validation loss {}", show::number(result.loss));
+            let figures = fitting(&result.figures, ", ", out.width().saturating_sub(start.len()));
+            progress.line(out, &(start + &figures));
         }
         Event::Saved { .. } => {}
         Event::Note(text) => progress.say(out, &text),

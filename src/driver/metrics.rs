@@ -15,15 +15,25 @@ pub struct Metrics {
 
 impl Metrics {
     /// `resumed`: records of later steps than this go from a file that is there.
-    pub fn open(out: &Path, lines: Option<&Path>, resumed: Option<u64>, tell: Tell) -> Result<Metrics, RuntimeError> {
+    pub fn open(lines: Option<&Path>, resumed: Option<u64>, tell: Tell) -> Result<Metrics, RuntimeError> {
         // Nothing is trained yet: a file that was asked for and cannot be made is an error.
         let lines = match (lines, resumed) {
             (Some(path), Some(step)) => Some(JsonLines::resume(path, step)?),
-            (Some(path), None) => Some(JsonLines::create(path)?),
+            (Some(path), None) => {
+                let (lines, aside) = JsonLines::create(path)?;
+                if let Some(aside) = aside {
+                    tell(Event::Note(format!("older metrics are now in {}", aside.display())));
+                }
+                Some(lines)
+            }
             (None, _) => None,
         };
-        let events = EventFile::create(out).map_err(|e| given_up(e, tell)).ok();
-        Ok(Metrics { lines, events })
+        Ok(Metrics { lines, events: None })
+    }
+
+    /// Begins an event file, too.
+    pub fn open_events(&mut self, dir: &Path, tell: Tell) {
+        self.events = EventFile::create(dir).map_err(|e| given_up(e, tell)).ok();
     }
 
     pub fn line(&mut self, record: &Record, tell: Tell) {

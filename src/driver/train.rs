@@ -9,10 +9,11 @@ use super::recipe::Recipe;
 use super::weights;
 use crate::diag::Diagnostic;
 use crate::runtime::RuntimeError;
-use crate::runtime::checkpoint::{Checkpoint, DataPosition, SaveOptions, Saved, Saver, Snapshot};
+use crate::runtime::checkpoint::{Checkpoint, DataPosition, SaveOptions, Saved, Saver, Snapshot, Weights};
 use crate::runtime::data::{Batch, CharTable, Loader, Order, Prefetcher, pipes_once};
-use crate::runtime::metrics::Record;
+use crate::runtime::metrics::{EVENTS, Record};
 use crate::runtime::stop::StopFlag;
+use crate::types::counted;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -126,6 +127,17 @@ pub fn train(
     Ok(Ended { step: run.step, interrupted, train: run.train, valid: run.valid, saved: run.last_saved })
 }
 
+/// Opens all that a run reads, without a run: the same errors where something is missing or does not fit.
+pub fn rehearse(recipe: &Recipe) -> Result<(), Stop> {
+    pipes_once(&recipe.data_paths())?;
+    let loader = open_data(recipe, recipe.seed, None)?;
+    if let Some(v) = &recipe.valid {
+        Pass::open(recipe, (&v.data, &v.at), loader.as_ref().and_then(Loader::chars), v.batches)?;
+    }
+    recipe.loads.iter().try_for_each(|l| Weights::open(&l.path).map(|_| ()))?;
+    Ok(())
+}
+
 struct Run<'r> {
     recipe: &'r Recipe,
     no_save: bool,
@@ -171,9 +183,7 @@ impl<'r> Run<'r> {
         let pass = match &recipe.valid {
             Some(v) => {
                 let pass = Pass::open(recipe, (&v.data, &v.at), chars.as_ref(), v.batches)?;
-                if pass.left_out() > 0 && v.batches.is_none() {
-                    tell(Event::Warning(left_out(pass.left_out())));
-                }
+                pass.left_out(recipe).filter(|_| v.batches.is_none()).into_iter().for_each(|d| tell(Event::Warning(d)));
                 Some(pass)
             }
             None => None,
@@ -190,7 +200,7 @@ impl<'r> Run<'r> {
                 if c.index.data.samples != samples {
                     tell(Event::Warning(Diagnostic::warning(
                         "W0009",
-                        format!("the data had {} samples before, now {samples}", c.index.data.samples),
+                        format!("the data had {} before, now {samples}", counted(c.index.data.samples, "sample")),
                     )));
                 }
             }
@@ -202,15 +212,16 @@ impl<'r> Run<'r> {
             .filter(|_| validation_due(recipe, step))
             .and_then(|c| metrics::restored(step, c.index.extra.get(UNVALIDATED)?));
         let recorded = from.map(|_| if unvalidated.is_some() { step - 1 } else { step });
-        let metrics = Metrics::open(&request.out, request.metrics.as_deref(), recorded, tell)?;
+        let mut metrics = Metrics::open(request.metrics.as_deref(), recorded, tell)?;
         let last = from.is_none().then(|| Checkpoint::open(&request.out).ok()).flatten();
         let other = last.as_ref().and_then(|c| recipe.origin.author.other(c));
-        if let Some(aside) = saver.set_aside(from.map(|c| c.index.step))? {
+        if let Some(aside) = saver.set_aside(from.map(|c| c.index.step), &[EVENTS])? {
             let whose = other.map_or(String::new(), |file| {
                 format!(", written by another program, {file}: runs are kept apart by `--out DIR`")
             });
-            tell(Event::Note(format!("older checkpoints are now in {}{whose}", aside.display())));
+            tell(Event::Note(format!("the run before is now in {}{whose}", aside.display())));
         }
+        metrics.open_events(&request.out, tell);
         let data = loader.map(|l| Prefetcher::start(l, step..recipe.steps, AHEAD)).transpose()?;
         Ok(Run {
             recipe,
@@ -469,15 +480,6 @@ fn open_data(recipe: &Recipe, seed: u64, chars: Option<&CharTable>) -> Result<Op
     };
     let loader = Loader::open(spec, &recipe.inputs, Order::Train { seed }, chars);
     loader.map(Some).map_err(|e| Stop::at(recipe.with_option(e), &recipe.data_at))
-}
-
-/// Said once: a pass has whole batches only.
-pub fn left_out(samples: u64) -> Diagnostic {
-    Diagnostic::warning(
-        "W0007",
-        format!("the last {samples} samples of the validation data fill no batch and are left out"),
-    )
-    .help("choose a batch size that divides their number to use all")
 }
 
 /// How long a step takes: a mean in which the past fades.

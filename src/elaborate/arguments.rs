@@ -9,7 +9,7 @@ use crate::diag::{Diagnostic, did_you_mean};
 use crate::ir::{DimId, ValueId};
 use crate::source::Span;
 use crate::syntax::ast::{self, Arg};
-use crate::types::DType;
+use crate::types::{DType, counted};
 
 impl<'a> Elab<'a> {
     /// Arguments in the order of the signature; None where the default holds.
@@ -39,7 +39,7 @@ impl<'a> Elab<'a> {
                     next += 1;
                     if next > args.len() {
                         self.error(
-                            Diagnostic::error("E0314", format!("`{name}` takes {} arguments", args.len()))
+                            Diagnostic::error("E0314", format!("`{name}` takes {}", counted(args.len(), "argument")))
                                 .at(g.span, "one too many")
                                 .and(head, "its signature")
                                 .help("take it away, or give an argument by its name: `name = value`"),

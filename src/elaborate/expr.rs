@@ -10,6 +10,7 @@ use crate::resolve::{Entity, ItemRef};
 use crate::source::Span;
 use crate::syntax::ast::{self, Else, Expr, ExprKind, ItemKind, Name, StmtKind};
 use crate::syntax::visit::{self, Node};
+use crate::types::counted;
 
 /// The cure for a name that is like no other one.
 const BEFORE_USE: &str = "statements refer to earlier ones only; items of other files need a `use`";
@@ -312,8 +313,8 @@ impl<'a> Elab<'a> {
         if n != xs.len() {
             let shown = self.show_dims(&d.dims);
             self.error(
-                Diagnostic::error("E0304", format!("the list has {} elements, the type {n}", xs.len()))
-                    .at(span, format!("{} elements", xs.len()))
+                Diagnostic::error("E0304", format!("the list has {}, the type {n}", counted(xs.len(), "element")))
+                    .at(span, counted(xs.len(), "element"))
                     .and(ty.span, format!("{shown} has {n}"))
                     .help("give one number an element"),
             );

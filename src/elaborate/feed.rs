@@ -9,7 +9,7 @@ use crate::diag::{Diagnostic, did_you_mean};
 use crate::source::Span;
 use crate::syntax::ast::{self, CallArg, DataSource, Expr, ExprKind, UnaryOp};
 use crate::syntax::visit::{Node, walk};
-use crate::types::MapOp;
+use crate::types::{MapOp, counted};
 
 /// Fields of a stream of text or tokens, matched to inputs by name.
 pub const STREAM_FIELDS: [&str; 4] = ["tokens", "targets", "document", "position"];
@@ -161,7 +161,7 @@ impl<'a> Elab<'a> {
                 let arity = op.map_or(3, MapOp::arity);
                 if args.len() != arity || args.iter().any(|a| a.name.is_some()) {
                     self.error(
-                        Diagnostic::error("E0314", format!("`{name}` takes {arity} values here"))
+                        Diagnostic::error("E0314", format!("`{name}` takes {} here", counted(arity, "value")))
                             .at(e.span, "other arguments")
                             .help("give them by position"),
                     );

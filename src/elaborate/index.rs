@@ -8,7 +8,7 @@ use crate::diag::Diagnostic;
 use crate::ir::{DimId, GatherMode, ValueId, WindowAxis};
 use crate::source::Span;
 use crate::syntax::ast::{Expr, ExprKind, Group, IndexItem, IndexKind};
-use crate::types::{DType, MapOp};
+use crate::types::{DType, MapOp, counted};
 
 impl<'a> Elab<'a> {
     /// `base[items]` outside a call: a view of a value, an instance's layer is handled by `let`.
@@ -249,7 +249,7 @@ impl<'a> Elab<'a> {
                 let name = self.show_dims(dims);
                 self.error(
                     Diagnostic::error("E0313", format!("index {i} is out of range"))
-                        .at(span, format!("{name} has {n} elements, numbered from 0"))
+                        .at(span, format!("{name} has {}, numbered from 0", counted(n, "element")))
                         .help(format!("write an index from 0 to {}", n - 1)),
                 );
                 None
@@ -292,9 +292,12 @@ impl<'a> Elab<'a> {
                 if !open && !lo.is_some_and(|lo| lo >= 0 && lo + m <= n) {
                     let name = self.dim_name(from);
                     self.error(
-                        Diagnostic::error("E0306", format!("a slice of {m} elements from {c} does not fit"))
-                            .at(span, format!("`{name}` has {n} elements"))
-                            .help(format!("the start may be 0 to {}", (n - m).max(0))),
+                        Diagnostic::error(
+                            "E0306",
+                            format!("a slice of {} from {c} does not fit", counted(m, "element")),
+                        )
+                        .at(span, format!("`{name}` has {}", counted(n, "element")))
+                        .help(format!("the start may be 0 to {}", (n - m).max(0))),
                     );
                     return None;
                 }
@@ -314,7 +317,7 @@ impl<'a> Elab<'a> {
                 }
                 if m > n && !open {
                     self.error(
-                        Diagnostic::error("E0306", format!("a slice of {m} elements of a dim of {n}"))
+                        Diagnostic::error("E0306", format!("a slice of {} of a dim of {n}", counted(m, "element")))
                             .at(span, "too long")
                             .help(format!("declare the slice's dim with a size of at most {n}")),
                     );

@@ -9,6 +9,7 @@ use crate::diag::{Diagnostic, did_you_mean};
 use crate::resolve::{Entity, ItemRef};
 use crate::source::Span;
 use crate::syntax::ast::{self, DefKind, Expr, ExprKind, IndexItem, IndexKind, StaticKind};
+use crate::types::counted;
 
 impl<'a> Elab<'a> {
     /// Matches brackets with a definition's dim parameters and settings.
@@ -25,7 +26,7 @@ impl<'a> Elab<'a> {
                     let Some(param) = positions.next() else {
                         let n = def.statics.iter().filter(|s| s.kind == StaticKind::Dim).count();
                         self.error(
-                            Diagnostic::error("E0314", format!("`{name}` takes {n} dims"))
+                            Diagnostic::error("E0314", format!("`{name}` takes {}", counted(n, "dim")))
                                 .at(item.span, "one too many")
                                 .and(def.head, "its signature")
                                 .help("settings are written by name: `eps = 1e-6`"),

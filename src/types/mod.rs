@@ -4,8 +4,10 @@
 
 pub mod map;
 pub mod rng;
+mod words;
 
 pub use map::{MapOp, ReduceKind, ScanKind};
+pub use words::counted;
 
 /// The type of an element. There is no integer type but `I32` (it wraps).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, serde::Serialize, serde::Deserialize)]

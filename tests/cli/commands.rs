@@ -125,6 +125,28 @@ fn memory_sums_up_and_fails_over_a_limit() {
 }
 
 #[test]
+fn one_of_a_kind_is_singular() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let at = folder.path();
+    write(
+        at,
+        "one.pta",
+        "use optim.{sgd}\ndim n = 2\nmodel One() {\n    param w: f32 = 1\n    loss w * mean[n](normal[n]())\n}\ntrain One {\n    optimizer sgd(lr = 0.1)\n    steps 1\n}\n",
+    );
+    let output = partita(at, &["train", "one.pta", "--threads", "1"]);
+    let said = err(&output);
+    assert!(said.contains("One: 1 parameter in 1 tensor, 1 sample a step, f32, 1 thread\n"), "{said}");
+    write(at, "two.txt", "x");
+    let text = include_str!("tiny.pta").replace("\"text.txt\", to = 0.8", "\"two.txt\"");
+    write(at, "tiny.pta", text.replace("dropout[p = 0.2](wte(tokens))", "dropout[p = 0.2](wte(tokens), 1, 2)"));
+    let said = fails(at, &["check", "tiny.pta"], 1, "E0314");
+    assert!(said.contains("takes 1 argument\n"), "{said}");
+    write(at, "tiny.pta", text);
+    let said = fails(at, &["train", "tiny.pta"], 1, "E0804");
+    assert!(said.contains("`two.txt` has 1 element here"), "{said}");
+}
+
+#[test]
 fn forms_of_a_program_are_stable() {
     let folder = tiny();
     for stage in ["ast", "check", "graph", "backward", "kernel", "clif"] {

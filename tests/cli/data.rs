@@ -97,6 +97,12 @@ fn what_validation_leaves_out_is_said_once() {
     let folder = tiny();
     let output = partita(folder.path(), &["train", "tiny.pta"]);
     assert_eq!(err(&output).matches("W0007").count(), 1, "{}", err(&output));
+    // The cure is a command that evaluates all.
+    let said = err(&output);
+    let cure = said.split("`partita ").nth(1).and_then(|s| s.split('`').next()).expect("a command");
+    assert!(cure.starts_with("eval tiny.pta --set batch="), "{cure}");
+    let output = partita(folder.path(), &cure.split(' ').collect::<Vec<_>>());
+    assert!(output.status.success() && !err(&output).contains("W0007"), "{}", err(&output));
 }
 
 /// A word tokenizer of five entries, the last a special token that ends documents.

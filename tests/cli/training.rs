@@ -207,6 +207,14 @@ fn a_dry_run_compiles_and_leaves_nothing() {
     let text = succeeds(folder.path(), &["train", "tiny.pta", "--dry-run", "--timings"]);
     assert!(text.contains("10 steps, not run"), "{text}");
     assert!(!folder.path().join("runs").exists());
+    // More memory than there is may be wanted, but the data must be there.
+    succeeds(folder.path(), &["train", "tiny.pta", "--dry-run", "--set", "embed=2000000000"]);
+    let text = fails(folder.path(), &["train", "tiny.pta", "--dry-run", "--data", "none.txt"], 1, "E0801");
+    assert!(text.contains("none.txt"), "{text}");
+    fails(folder.path(), &["train", "tiny.pta", "--dry-run", "--set", "batch=4000"], 1, "E0804");
+    let text = succeeds(folder.path(), &["train", "tiny.pta", "--dry-run", "--engine", "interp", "--steps", "1"]);
+    assert!(text.contains("1 step, not run"), "{text}");
+    assert!(!folder.path().join("runs").exists());
 }
 
 #[test]
@@ -227,9 +235,24 @@ fn runs_have_a_default_place_and_event_files() {
             .len(),
         9
     );
-    // A second run keeps the first one's checkpoints aside.
-    let output = partita(at, &["train", "tiny.pta", "--steps", "1"]);
-    assert!(err(&output).contains("before-1"), "{}", err(&output));
+    // A second run keeps the first one's files aside.
+    let names = |dir: &Path| -> Vec<String> {
+        let entries = std::fs::read_dir(dir).expect("a folder");
+        let names = entries.map(|e| e.expect("an entry").file_name().to_string_lossy().into_owned());
+        let mut names: Vec<String> = names.filter(|n| n.contains("tfevents") || n.contains("step-")).collect();
+        names.sort();
+        names
+    };
+    let first = names(&run);
+    assert_eq!(first.len(), 2, "{first:?}");
+    write(at, "m.jsonl", "figures\n");
+    let output = partita(at, &["train", "tiny.pta", "--steps", "1", "--metrics", "m.jsonl"]);
+    assert!(err(&output).contains("the run before is now in runs/Tiny/before-1\n"), "{}", err(&output));
+    assert!(err(&output).contains("older metrics are now in m.jsonl.before-1"), "{}", err(&output));
+    assert_eq!(names(&run.join("before-1")), first);
+    assert_eq!(names(&run).len(), 2, "its own");
+    assert_eq!(std::fs::read_to_string(at.join("m.jsonl.before-1")).expect("figures"), "figures\n");
+    assert_eq!(metric(&at.join("m.jsonl"), "loss").len(), 1);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::diag::Diagnostic;
 use crate::ir::{DimId, ValueId, WindowAxis};
 use crate::source::Span;
 use crate::syntax::ast::IndexKind;
-use crate::types::DType;
+use crate::types::{DType, counted};
 
 impl<'a> Elab<'a> {
     pub(super) fn shape_call(&mut self, site: Site<'a>, args: Args) -> Option<Val> {
@@ -55,10 +55,13 @@ impl<'a> Elab<'a> {
         let values = self.values(site, &args)?;
         if values.len() != parts.len() {
             self.error(
-                Diagnostic::error("E0314", format!("{} dims for {} values", parts.len(), values.len()))
-                    .at(from.span, "one dim a value")
-                    .and(site.span, "the values")
-                    .help("name as many dims before `->` as there are values"),
+                Diagnostic::error(
+                    "E0314",
+                    format!("{} for {}", counted(parts.len(), "dim"), counted(values.len(), "value")),
+                )
+                .at(from.span, "one dim a value")
+                .and(site.span, "the values")
+                .help("name as many dims before `->` as there are values"),
             );
             return None;
         }
@@ -148,10 +151,10 @@ impl<'a> Elab<'a> {
                 Diagnostic::error(
                     "E0304",
                     format!(
-                        "`{}` has {} elements, {} values are given",
+                        "`{}` has {}, given are {}",
                         self.dim_name(d),
-                        self.b.size(d),
-                        values.len()
+                        counted(self.b.size(d), "element"),
+                        counted(values.len(), "value")
                     ),
                 )
                 .at(site.span, "one value an element")
@@ -201,9 +204,9 @@ impl<'a> Elab<'a> {
         }
         let name = self.dim_name(d);
         self.error(
-            Diagnostic::error("E0306", format!("`{name}` has {have} elements, the {what} dim has {want}"))
+            Diagnostic::error("E0306", format!("`{name}` has {}, the {what} dim has {want}", counted(have, "element")))
                 .at(span, "wrong size")
-                .help(format!("declare a dim of {want} elements")),
+                .help(format!("declare a dim of {}", counted(want, "element"))),
         );
         None
     }
@@ -245,7 +248,7 @@ impl<'a> Elab<'a> {
         let [o, k] = to_dims[..] else {
             self.error(
                 Diagnostic::error("E0314", "a window gives two dims: places and taps")
-                    .at(to.span, format!("{} dims", to_dims.len()))
+                    .at(to.span, counted(to_dims.len(), "dim"))
                     .help("write `window[a -> (o, k)](x)`"),
             );
             return None;
@@ -268,7 +271,7 @@ impl<'a> Elab<'a> {
         let [o, k] = from_dims[..] else {
             self.error(
                 Diagnostic::error("E0314", "`fold` joins two dims: places and taps")
-                    .at(from.span, format!("{} dims", from_dims.len()))
+                    .at(from.span, counted(from_dims.len(), "dim"))
                     .help("write `fold[(o, k) -> a](x)`"),
             );
             return None;

@@ -16,6 +16,7 @@ use crate::source::Span;
 use crate::syntax::ast::{
     DefKind, Expr, Group, ItemKind, LoopRange, TrainKind, Weights, WeightsBlock, WeightsKind, WeightsLine,
 };
+use crate::types::counted;
 use indexmap::{IndexMap, IndexSet};
 
 /// At most so many entries in one map.
@@ -423,7 +424,7 @@ impl<'a> Elab<'a> {
                 let same: Vec<DimId> =
                     has.iter().copied().filter(|h| !listed.contains(h) && self.b.graph.size(*h) == size).collect();
                 let mut e = Diagnostic::error("E0708", format!("the value has no axis `{n}`"))
-                    .at(group.span, format!("`{n}` has {size} elements"))
+                    .at(group.span, format!("`{n}` has {}", counted(size, "element")))
                     .and(value, format!("the value has {shown}"));
                 e = match &same[..] {
                     [one] => e.help(format!("write `{}`, the value's dim of that size", self.dim_name(*one))),

@@ -8,6 +8,7 @@ use crate::elaborate::Elab;
 use crate::ir::DimId;
 use crate::source::Span;
 use crate::syntax::ast::{CallArg, Expr, ExprKind, Group, IndexItem, IndexKind};
+use crate::types::counted;
 
 impl<'a> Elab<'a> {
     pub(super) fn weights_value(&mut self, e: &'a Expr, walk: &Walk<'a>) -> Option<Value> {
@@ -139,7 +140,7 @@ impl<'a> Elab<'a> {
                         let n = self.dim_name(dim);
                         self.error(
                             Diagnostic::error(code, format!("{what} {at} is out of range"))
-                                .at(value.span, format!("`{n}` has {size} elements, numbered from 0"))
+                                .at(value.span, format!("`{n}` has {}, numbered from 0", counted(size, "element")))
                                 .help(format!("write a number from 0 to {}", size.saturating_sub(len))),
                         );
                         return None;
@@ -262,10 +263,13 @@ impl<'a> Elab<'a> {
         }
         if values.len() != parts.len() {
             self.error(
-                Diagnostic::error("E0314", format!("{} values for {} dims", values.len(), parts.len()))
-                    .at(span, "one value a dim")
-                    .and(*head, "the dims")
-                    .help("name as many dims as there are values"),
+                Diagnostic::error(
+                    "E0314",
+                    format!("{} for {}", counted(values.len(), "value"), counted(parts.len(), "dim")),
+                )
+                .at(span, "one value a dim")
+                .and(*head, "the dims")
+                .help("name as many dims as there are values"),
             );
             return None;
         }

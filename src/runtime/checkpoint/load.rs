@@ -44,7 +44,7 @@ pub fn list(dir: &Path) -> Result<Vec<Found>> {
 /// The directories of a run in which older checkpoints are, the newest last.
 fn aside(run: &Path) -> Vec<PathBuf> {
     let numbered = (1u32..).map(|i| run.join(aside_name(i))).take_while(|p| p.is_dir());
-    let mut all: Vec<PathBuf> = numbered.collect();
+    let mut all: Vec<PathBuf> = numbered.filter(|p| list(p).is_ok_and(|found| !found.is_empty())).collect();
     let hidden = all.len().saturating_sub(SHOWN_ASIDE);
     all.drain(..hidden);
     all

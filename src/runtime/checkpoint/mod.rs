@@ -8,7 +8,7 @@
 //!
 //! How to use it:
 //! - Training: `Saver::open(dir, SaveOptions { keep, .. })` (takes the directory: a second run there is refused). A new run calls
-//!   `saver.set_aside(None)` first, one resumed at step k `set_aside(Some(k))`, and tells where old checkpoints went. Every N steps:
+//!   `saver.set_aside(None, ..)` first, one resumed at step k `set_aside(Some(k), ..)`, and tells where old checkpoints went. Every N steps:
 //!   `saver.save(snapshot)`, which returns at once unless the save before is still going on, and gives the outcome of that one;
 //!   `poll()` between steps reports it sooner. `recycle()` gives a written snapshot's buffers back. Before the end: `finish()`.
 //!   A failed save (E0808) harms nothing: warn and go on, and fail at the end if the last one failed.

@@ -68,10 +68,18 @@ impl Saver {
         })
     }
 
-    /// Moves checkpoints of more than `after` steps (all without it) to a directory of their own, so that a new run,
-    /// or one resumed from an earlier step, does not mix with them. Says where they are.
-    pub fn set_aside(&mut self, after: Option<u64>) -> Result<Option<PathBuf>> {
-        let stale: Vec<_> = list(&self.dir)?.into_iter().filter(|f| after.is_none_or(|a| f.step > a)).collect();
+    /// Moves checkpoints of more than `after` steps (all without it, and the files beside them whose names begin with one of
+    /// `files`) to a directory of their own, so that a new run, or one resumed from an earlier step, does not mix with them.
+    /// Says where they are.
+    pub fn set_aside(&mut self, after: Option<u64>, files: &[&str]) -> Result<Option<PathBuf>> {
+        let checkpoints = list(&self.dir)?.into_iter().filter(|f| after.is_none_or(|a| f.step > a));
+        let mut stale: Vec<PathBuf> = checkpoints.map(|f| f.path).collect();
+        if after.is_none() {
+            let entries = std::fs::read_dir(&self.dir).map_err(|e| cannot_write(&self.dir, &e))?;
+            let names = entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned());
+            let ours = names.filter(|n| files.iter().any(|f| n.starts_with(f)));
+            stale.extend(ours.map(|n| self.dir.join(n)));
+        }
         if stale.is_empty() {
             return Ok(None);
         }
@@ -81,8 +89,8 @@ impl Saver {
             .ok_or_else(|| RuntimeError::internal("no free name for old checkpoints"))?;
         let fail = |e: std::io::Error| cannot_write(&aside, &e);
         std::fs::create_dir(&aside).map_err(fail)?;
-        for found in stale {
-            std::fs::rename(&found.path, aside.join(found.path.file_name().unwrap_or_default())).map_err(fail)?;
+        for path in stale {
+            std::fs::rename(&path, aside.join(path.file_name().unwrap_or_default())).map_err(fail)?;
         }
         Ok(Some(aside))
     }

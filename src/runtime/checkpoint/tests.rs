@@ -309,10 +309,10 @@ fn old_runs_are_set_aside() {
         save(dir.path(), &snapshot(step), &SaveOptions::default()).unwrap();
     }
     let mut saver = Saver::open(dir.path(), SaveOptions::default()).unwrap();
-    let aside = saver.set_aside(Some(200)).unwrap().unwrap();
+    let aside = saver.set_aside(Some(200), &[]).unwrap().unwrap();
     assert_eq!((steps(dir.path()), steps(&aside)), (vec![100, 200], vec![300]));
-    let aside = saver.set_aside(None).unwrap().unwrap();
+    let aside = saver.set_aside(None, &[]).unwrap().unwrap();
     assert_eq!((steps(dir.path()), steps(&aside)), (vec![], vec![100, 200]));
     assert_loads(&aside, &snapshot(200));
-    assert!(saver.set_aside(None).unwrap().is_none());
+    assert!(saver.set_aside(None, &[]).unwrap().is_none());
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use super::array::{Elem, Layout};
 use super::file::{DataFile, malformed};
 use crate::runtime::error::{Result, RuntimeError};
+use crate::types::counted;
 
 #[derive(Debug)]
 pub struct Table {
@@ -140,7 +141,11 @@ fn pick(path: &Path, fields: &[&[u8]], column: Option<usize>, count: Option<usiz
         Some(end) if end <= width && count > 0 => Ok(first..end),
         _ => Err(RuntimeError::new(
             "E0803",
-            format!("`{}` has {width} columns, asked for are {count} from column {first} on", path.display()),
+            format!(
+                "`{}` has {}, asked for are {count} from column {first} on",
+                path.display(),
+                counted(width, "column")
+            ),
         )
         .place(path.display())
         .help(match fields {

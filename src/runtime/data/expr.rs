@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use super::array::{Array, Numbers};
 use super::spec::Expr;
 use crate::runtime::error::{Result, RuntimeError};
-use crate::types::{DType, MapOp};
+use crate::types::{DType, MapOp, counted};
 
 /// A compiled expression with the arrays that it reads.
 #[derive(Debug)]
@@ -39,10 +39,10 @@ impl Compiled {
                 return Err(RuntimeError::new(
                     "E0803",
                     format!(
-                        "`{}` and `{}` in one expression differ: {} samples of {:?}, {} of {:?}",
+                        "`{}` and `{}` in one expression differ: {} of {:?}, {} of {:?}",
                         first.path().display(),
                         other.path().display(),
-                        first.len(),
+                        counted(first.len(), "sample"),
                         first.sample_shape(),
                         other.len(),
                         other.sample_shape()

@@ -8,6 +8,7 @@ use super::loader::{fits, misfit};
 use super::spec::{Dim, Input, Source, SourceKind};
 use crate::runtime::error::{Result, RuntimeError};
 use crate::runtime::tokenizer::Codec;
+use crate::types::counted;
 
 /// The bytes of an input, row-major over its dims in declared order. `text` is the path of an `.npy` file, one number for
 /// every element, as many numbers as there are elements, or words for a sequence of ids, written by `codec`; a sequence
@@ -32,7 +33,7 @@ pub fn given(input: &Input, text: &str, codec: &dyn Fn() -> Result<Box<dyn Codec
     if values.len() != count {
         return Err(RuntimeError::new(
             "E0803",
-            format!("{from} has {} elements, input {} takes {count}", values.len(), input.describe()),
+            format!("{from} has {}, input {} takes {count}", counted(values.len(), "element"), input.describe()),
         )
         .help("give one number for all elements, a number for each, or an array in an `.npy` file"));
     }
@@ -111,9 +112,9 @@ fn ids(input: &Input, text: &str, count: usize, codec: &dyn Fn() -> Result<Box<d
         return Err(RuntimeError::new(
             "E0803",
             format!(
-                "the text of `{}` has {} elements, input {} takes {count}",
+                "the text of `{}` has {}, input {} takes {count}",
                 input.name,
-                ids.len(),
+                counted(ids.len(), "element"),
                 input.describe()
             ),
         )

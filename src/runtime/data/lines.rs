@@ -3,6 +3,7 @@
 use super::file::{DataFile, MEMORY_LIMIT, malformed};
 use super::spec::{Bound, Source};
 use crate::runtime::error::{Result, RuntimeError};
+use crate::types::counted;
 
 /// The id of a line end, which also fills `tokens` beyond a line.
 const LINE_END: u8 = b'\n';
@@ -41,8 +42,10 @@ impl Lines {
                 return Err(RuntimeError::new(
                     "E0803",
                     format!(
-                        "line {number} of `{}` has {len} bytes; with its end it does not fit {seq} positions",
-                        path.display()
+                        "line {number} of `{}` has {}; with its end it does not fit {}",
+                        path.display(),
+                        counted(len, "byte"),
+                        counted(seq, "position")
                     ),
                 )
                 .place(place)

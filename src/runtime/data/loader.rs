@@ -10,7 +10,7 @@ use super::order::{Permutation, offset};
 use super::spec::{Bound, DataSpec, Expr, Input, STREAM_FIELDS, Source, SourceKind};
 use super::stream::Stream;
 use crate::runtime::error::{Result, RuntimeError};
-use crate::types::DType;
+use crate::types::{DType, counted};
 
 /// In which order samples come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -323,9 +323,9 @@ fn open_stream(source: &Source, inputs: &[Input], random: bool, chars: Option<&C
         return Err(RuntimeError::new(
             "E0804",
             format!(
-                "`{}` has {} elements here, a sample takes {} (a sequence of {seq} and the next)",
+                "`{}` has {} here, a sample takes {} (a sequence of {seq} and the next)",
                 source.path.display(),
-                stream.len(),
+                counted(stream.len(), "element"),
                 seq + 1
             ),
         )
@@ -361,8 +361,9 @@ fn open_arrays(fields: &[(String, Expr)], inputs: &[Input]) -> Result<(Part, u64
         return Err(RuntimeError::new(
             "E0803",
             format!(
-                "`{}` has {samples} samples, `{}` has {}",
+                "`{}` has {}, `{}` has {}",
                 first.path().display(),
+                counted(samples, "sample"),
                 other.path().display(),
                 other.len()
             ),
@@ -479,6 +480,6 @@ fn too_short(spec: &DataSpec, samples: u64, batch: usize) -> RuntimeError {
         DataSpec::Whole(source) => format!("`{}`", source.path.display()),
         DataSpec::Fields(_) => "the data".to_string(),
     };
-    RuntimeError::new("E0804", format!("{path} has {samples} samples here, fewer than a batch of {batch}"))
+    RuntimeError::new("E0804", format!("{path} has {} here, fewer than a batch of {batch}", counted(samples, "sample")))
         .help("use more data, a smaller batch or a shorter sequence")
 }

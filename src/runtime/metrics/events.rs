@@ -9,6 +9,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::{Record, cannot_write};
 use crate::runtime::error::Result;
 
+/// How the names of event files begin.
+pub const EVENTS: &str = "events.out.tfevents.";
+
 /// An open event file.
 #[derive(Debug)]
 pub struct EventFile {
@@ -26,7 +29,7 @@ impl EventFile {
         // several runs of one second and process, as in tests, get a number
         let mut number = 0;
         let (path, file) = loop {
-            let path = dir.join(format!("events.out.tfevents.{seconds:010}.partita.{process}.{number}"));
+            let path = dir.join(format!("{EVENTS}{seconds:010}.partita.{process}.{number}"));
             match File::create_new(&path) {
                 Ok(file) => break (path, file),
                 Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => number += 1,

@@ -15,10 +15,25 @@ pub struct JsonLines {
 }
 
 impl JsonLines {
-    /// A new file, in place of one that is there.
-    pub fn create(path: &Path) -> Result<JsonLines> {
-        let file = File::create(path).map_err(|e| cannot_write(path, &e))?;
-        Ok(JsonLines { path: path.to_path_buf(), file })
+    /// A new file. One that is there and holds something is moved to `PATH.before-1`, or the next free number, which is
+    /// told.
+    pub fn create(path: &Path) -> Result<(JsonLines, Option<PathBuf>)> {
+        let fail = |e: std::io::Error| cannot_write(path, &e);
+        let aside = match std::fs::metadata(path) {
+            // Devices and pipes stay where they are.
+            Ok(there) if there.is_file() && there.len() > 0 => {
+                let named = |number: u32| {
+                    let mut name = path.as_os_str().to_owned();
+                    name.push(format!(".before-{number}"));
+                    PathBuf::from(name)
+                };
+                let aside = (1..).map(named).find(|p| !p.exists());
+                aside.map(|to| std::fs::rename(path, &to).map(|()| to)).transpose().map_err(fail)?
+            }
+            _ => None,
+        };
+        let file = File::create(path).map_err(fail)?;
+        Ok((JsonLines { path: path.to_path_buf(), file }, aside))
     }
 
     /// Goes on with a file after the records of steps up to `step`; later ones, and a line that was cut short, go.
@@ -71,7 +86,7 @@ mod tests {
     fn absent_values_are_left_out_and_non_finite_ones_null() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("m.jsonl");
-        let mut out = JsonLines::create(&path).unwrap();
+        let mut out = JsonLines::create(&path).unwrap().0;
         out.write(&record(1)).unwrap();
         out.write(&Record {
             step: 2,
@@ -93,7 +108,7 @@ mod tests {
     fn resuming_drops_steps_that_will_be_done_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("m.jsonl");
-        let mut out = JsonLines::create(&path).unwrap();
+        let mut out = JsonLines::create(&path).unwrap().0;
         for step in 1..=5 {
             out.write(&record(step)).unwrap();
         }
@@ -109,6 +124,21 @@ mod tests {
             .collect();
         assert_eq!(steps, [1, 2, 3, 4]);
         JsonLines::resume(&dir.path().join("new.jsonl"), 3).unwrap().write(&record(4)).unwrap();
+    }
+
+    #[test]
+    fn figures_of_a_run_before_are_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.jsonl");
+        std::fs::write(&path, "").unwrap();
+        assert_eq!(JsonLines::create(&path).unwrap().1, None);
+        for (number, text) in [(1, "a"), (2, "b")] {
+            std::fs::write(&path, text).unwrap();
+            let aside = JsonLines::create(&path).unwrap().1.unwrap();
+            assert_eq!(aside, dir.path().join(format!("m.jsonl.before-{number}")));
+            assert_eq!(std::fs::read_to_string(aside).unwrap(), text);
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ mod format;
 mod jsonl;
 
 pub use curve::loss_curve;
-pub use events::EventFile;
+pub use events::{EVENTS, EventFile};
 pub use format::{bytes, duration, rate};
 pub use jsonl::JsonLines;
 
