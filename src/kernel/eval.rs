@@ -40,7 +40,7 @@ impl Machine<'_> {
         let i = usize::try_from(i + at).expect("in range");
         let buffer = self.routine.buffer(root);
         match buffer.place {
-            Place::Arena(usize::MAX) => self.temporaries.get(&root).expect("written before")[i],
+            Place::Strip | Place::Arena(usize::MAX) => self.temporaries.get(&root).expect("written before")[i],
             Place::Arena(at) => {
                 let size = buffer.dtype.bytes();
                 let mut bytes = (at + i * size..at + (i + 1) * size).map(|b| self.arena.get(&b));
@@ -74,7 +74,9 @@ impl Machine<'_> {
                 });
                 return;
             }
-            Place::Arena(_) => self.temporaries.entry(root).or_insert_with(|| vec![f64::NAN; buffer.elements]),
+            Place::Strip | Place::Arena(_) => {
+                self.temporaries.entry(root).or_insert_with(|| vec![f64::NAN; buffer.elements])
+            }
             Place::Param(n) => &mut self.params[n as usize],
             Place::State(n) => &mut self.states[n as usize],
             other => panic!("{other:?} is written"),
@@ -87,6 +89,10 @@ impl Machine<'_> {
             match &step.action {
                 Action::Launch(launch) => self.launch(launch),
                 Action::Gemm(gemm) => self.gemm(gemm),
+                Action::Finished(f) => {
+                    self.gemm(&f.gemm);
+                    self.launch(&f.launch);
+                }
                 Action::Copy { from, to } => self.copy(*from, *to),
                 Action::Library(library) => self.library(library),
                 Action::Loop(l) => {

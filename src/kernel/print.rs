@@ -1,7 +1,9 @@
 //! Kernels and routines as text, stable from run to run.
 
 use super::*;
-use crate::program::{Access, Action, BatchDim, Buffer, Library, Matrix, Place, Program, Routine, Step};
+use crate::program::{
+    Access, Action, Arg, BatchDim, Buffer, Gemm, Launch, Library, Matrix, Place, Program, Routine, Step,
+};
 use std::fmt::{Display, Formatter, Result, Write};
 
 /// All kernels, then all routines.
@@ -158,6 +160,7 @@ fn place(buffer: &Buffer) -> String {
         Place::State(i) => format!("state {i}"),
         Place::Input(i) => format!("input {i}"),
         Place::Constant(at) => format!("constant {at}"),
+        Place::Strip => "strip".to_string(),
         Place::Step => "step".to_string(),
         Place::Position => "position".to_string(),
         Place::Slice { base, turn, offset, stride } => format!("slice {base} + {offset} + {stride}*{turn}"),
@@ -167,35 +170,9 @@ fn place(buffer: &Buffer) -> String {
 fn step(out: &mut String, s: &Step, program: &Program, depth: usize) {
     let indent = "  ".repeat(depth);
     let text = match &s.action {
-        Action::Launch(l) => {
-            let arg = |a: &crate::program::Arg| match a.access {
-                Access::Read => a.buffer.to_string(),
-                Access::Write => format!("out {}", a.buffer),
-                Access::ReadWrite => format!("inout {}", a.buffer),
-            };
-            format!("launch k{}({}) rows {} grain {}", l.function, list(&l.args, arg), l.rows, l.grain)
-        }
-        Action::Gemm(g) => {
-            let matrix = |m: &Matrix| format!("{}+{}[{}, {}]", m.buffer, m.offset, m.rows, m.cols);
-            let dim = |d: &BatchDim| format!("{}:{}/{}/{}", d.extent, d.a, d.b, d.c);
-            let mut text = format!(
-                "gemm {} {}x{}x{} {} = {} * {}",
-                g.dtype,
-                g.m,
-                g.n,
-                g.k,
-                matrix(&g.c),
-                matrix(&g.a),
-                matrix(&g.b)
-            );
-            if !g.batch.is_empty() {
-                let _ = write!(text, " batch {}", list(&g.batch, dim));
-            }
-            if !g.sums.is_empty() {
-                let _ = write!(text, " sums {}", list(&g.sums, dim));
-            }
-            text
-        }
+        Action::Launch(l) => launch(l),
+        Action::Gemm(g) => gemm(g),
+        Action::Finished(f) => format!("{}, by {} rows then {}", gemm(&f.gemm), f.strip, launch(&f.launch)),
         Action::Copy { from, to } => format!("copy {to} = {from}"),
         Action::Library(l) => library(l),
         Action::Loop(l) => format!("loop {} turn {}{}", l.trip, l.turn, if l.reverse { " reverse" } else { "" }),
@@ -209,6 +186,29 @@ fn step(out: &mut String, s: &Step, program: &Program, depth: usize) {
             let _ = writeln!(out, "{indent}  move {to} = {from}");
         }
     }
+}
+
+fn launch(l: &Launch) -> String {
+    let arg = |a: &Arg| match a.access {
+        Access::Read => a.buffer.to_string(),
+        Access::Write => format!("out {}", a.buffer),
+        Access::ReadWrite => format!("inout {}", a.buffer),
+    };
+    format!("launch k{}({}) rows {} grain {}", l.function, list(&l.args, arg), l.rows, l.grain)
+}
+
+fn gemm(g: &Gemm) -> String {
+    let matrix = |m: &Matrix| format!("{}+{}[{}, {}]", m.buffer, m.offset, m.rows, m.cols);
+    let dim = |d: &BatchDim| format!("{}:{}/{}/{}", d.extent, d.a, d.b, d.c);
+    let (c, a, b) = (matrix(&g.c), matrix(&g.a), matrix(&g.b));
+    let mut text = format!("gemm {} {}x{}x{} {c} = {a} * {b}", g.dtype, g.m, g.n, g.k);
+    if !g.batch.is_empty() {
+        let _ = write!(text, " batch {}", list(&g.batch, dim));
+    }
+    if !g.sums.is_empty() {
+        let _ = write!(text, " sums {}", list(&g.sums, dim));
+    }
+    text
 }
 
 fn library(l: &Library) -> String {

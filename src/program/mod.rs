@@ -220,6 +220,8 @@ pub enum Place {
     Step,
     /// A cell with the position of sampling (I32), written by the runtime before the routine starts.
     Position,
+    /// Nowhere as a whole: see [`Finished`]. What is there of it lies in the scratch memory of the thread that made it.
+    Strip,
     /// Part of another buffer that moves with a loop: it begins `offset + value * stride` bytes after `base`'s start, where
     /// `value` is the I32 in the cell `turn` at the time the step starts.
     Slice {

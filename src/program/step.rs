@@ -21,6 +21,7 @@ pub struct Step {
 pub enum Action {
     Launch(Launch),
     Gemm(Gemm),
+    Finished(Finished),
     /// Copies all bytes of `from` (same size as `to`; the two are equal or do not overlap).
     Copy {
         from: BufferId,
@@ -100,6 +101,33 @@ pub struct Gemm {
     pub accumulate: bool,
 }
 
+/// Most arguments of a kernel that finishes a product.
+pub const MAX_STRIP_ARGS: usize = 32;
+
+/// A product and the kernel that alone reads its result, which is never there as a whole ([`super::Place::Strip`]): `strip`
+/// rows of c (see [`Gemm::c_rows`]) are made by one thread, then the kernel's rows that read them run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Finished {
+    /// Without batch and further sums.
+    pub gemm: Gemm,
+    /// Row r of the kernel reads elements r * n .. (r + 1) * n of c, for one n.
+    pub launch: Launch,
+    pub strip: usize,
+}
+
+impl Gemm {
+    /// Rows of c, each a run of elements side by side, and their width; m and n or the other way round. None where c is
+    /// not dense.
+    pub fn c_rows(&self) -> Option<(usize, usize)> {
+        let (m, n) = (self.m as isize, self.n as isize);
+        match (self.c.rows, self.c.cols) {
+            (rows, 1) if rows == n => Some((self.m, self.n)),
+            (1, cols) if cols == m => Some((self.n, self.m)),
+            _ => None,
+        }
+    }
+}
+
 /// Where a matrix lies: element (i, j) is at `offset + i * rows + j * cols`. For a: i = m, j = k; b: i = k, j = n; c: i = m, j = n.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Matrix {
@@ -159,19 +187,40 @@ pub struct Loop {
     pub moves: Vec<(BufferId, BufferId)>,
 }
 
+impl Launch {
+    fn accesses(&self, visit: &mut impl FnMut(BufferId, Access)) {
+        self.args.iter().for_each(|a| visit(a.buffer, a.access));
+        self.keys.iter().flat_map(|k| &k.turns).for_each(|b| visit(*b, Access::Read));
+    }
+
+    fn buffers_mut(&mut self, change: &mut impl FnMut(&mut BufferId)) {
+        self.args.iter_mut().for_each(|a| change(&mut a.buffer));
+        self.keys.iter_mut().flat_map(|k| &mut k.turns).for_each(change);
+    }
+}
+
+impl Gemm {
+    fn accesses(&self, visit: &mut impl FnMut(BufferId, Access)) {
+        visit(self.a.buffer, Access::Read);
+        visit(self.b.buffer, Access::Read);
+        visit(self.c.buffer, if self.accumulate { Access::ReadWrite } else { Access::Write });
+    }
+
+    fn buffers_mut(&mut self, change: &mut impl FnMut(&mut BufferId)) {
+        [&mut self.a, &mut self.b, &mut self.c].into_iter().for_each(|m| change(&mut m.buffer));
+    }
+}
+
 impl Action {
     /// Calls `visit` for each buffer named by this action (not for those of a loop's body or its moves; not for the
     /// cells and bases of slices).
     pub fn accesses(&self, mut visit: impl FnMut(BufferId, Access)) {
         match self {
-            Action::Launch(launch) => {
-                launch.args.iter().for_each(|a| visit(a.buffer, a.access));
-                launch.keys.iter().flat_map(|k| &k.turns).for_each(|b| visit(*b, Access::Read));
-            }
-            Action::Gemm(g) => {
-                visit(g.a.buffer, Access::Read);
-                visit(g.b.buffer, Access::Read);
-                visit(g.c.buffer, if g.accumulate { Access::ReadWrite } else { Access::Write });
+            Action::Launch(launch) => launch.accesses(&mut visit),
+            Action::Gemm(gemm) => gemm.accesses(&mut visit),
+            Action::Finished(f) => {
+                f.gemm.accesses(&mut visit);
+                f.launch.accesses(&mut visit);
             }
             Action::Copy { from, to } => {
                 visit(*from, Access::Read);
@@ -203,11 +252,12 @@ impl Action {
     /// Calls `change` for each buffer named by this action, those of a loop's body and moves included.
     pub fn buffers_mut(&mut self, change: &mut impl FnMut(&mut BufferId)) {
         match self {
-            Action::Launch(launch) => {
-                launch.args.iter_mut().for_each(|a| change(&mut a.buffer));
-                launch.keys.iter_mut().flat_map(|k| &mut k.turns).for_each(change);
+            Action::Launch(launch) => launch.buffers_mut(change),
+            Action::Gemm(gemm) => gemm.buffers_mut(change),
+            Action::Finished(f) => {
+                f.gemm.buffers_mut(change);
+                f.launch.buffers_mut(change);
             }
-            Action::Gemm(g) => [&mut g.a, &mut g.b, &mut g.c].into_iter().for_each(|m| change(&mut m.buffer)),
             Action::Copy { from, to } => [from, to].into_iter().for_each(change),
             Action::Library(Library::ArgSort { x, out, .. } | Library::TopK { x, out, .. })
             | Action::Library(Library::PackPlace { index: x, out, .. }) => [x, out].into_iter().for_each(change),

@@ -18,6 +18,15 @@ impl Action {
         match self {
             Action::Launch(launch) => launch.work,
             Action::Gemm(gemm) => gemm.work(),
+            Action::Finished(f) => {
+                let (product, kernel) = (f.gemm.work(), f.launch.work);
+                // The result is written and read in the cache.
+                let between = 2 * (f.gemm.m * f.gemm.n * f.gemm.out.bytes()) as u64;
+                Work {
+                    flops: product.flops + kernel.flops,
+                    bytes: (product.bytes + kernel.bytes).saturating_sub(between),
+                }
+            }
             Action::Copy { from, .. } => Work { flops: 0, bytes: 2 * routine.buffer(*from).bytes() as u64 },
             Action::Library(call) => {
                 let mut bytes = 0;
@@ -32,7 +41,7 @@ impl Action {
     pub fn kind(&self) -> &'static str {
         match self {
             Action::Launch(_) => "kernel",
-            Action::Gemm(_) => "product",
+            Action::Gemm(_) | Action::Finished(_) => "product",
             Action::Copy { .. } => "copy",
             Action::Library(_) => "library",
             Action::Loop(_) => "loop",

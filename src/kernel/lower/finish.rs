@@ -131,6 +131,7 @@ impl Lowerer<'_, '_> {
                 continue;
             }
             let aligned = match &steps[w].action {
+                Action::Finished(_) => false,
                 Action::Launch(launch) => self.updates_aligned(launch, from, to),
                 Action::Gemm(g) => g.a.buffer != to && g.b.buffer != to,
                 Action::Copy { .. } => true,
@@ -200,7 +201,7 @@ impl Lowerer<'_, '_> {
 }
 
 /// All buffers that a step names, those of a loop's body included.
-fn visit(step: &Step, f: &mut impl FnMut(BufferId, program::Access)) {
+pub(super) fn visit(step: &Step, f: &mut impl FnMut(BufferId, program::Access)) {
     let mut work = vec![step];
     while let Some(step) = work.pop() {
         step.action.accesses(&mut *f);

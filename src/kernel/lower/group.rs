@@ -15,6 +15,8 @@ use std::collections::{HashMap, HashSet};
 const FEW_ROWS: usize = 8;
 /// .. which does not matter below this number of elements.
 const LITTLE_WORK: usize = 32;
+/// Elements that do not stay in a cache from one kernel to the next.
+const MUCH_MEMORY: usize = 1 << 14;
 /// Bounds the size of a kernel: members, and operations with those that they compute inline (a kernel may be one long chain,
 /// which is walked by recursion).
 const MAX_MEMBERS: usize = 128;
@@ -35,6 +37,8 @@ pub(super) struct Node {
 
 impl Lowerer<'_, '_> {
     pub(super) fn group(&mut self, block: BlockId) {
+        // Who reads a gradient first.
+        let mut first_reader: HashMap<ValueId, u32> = HashMap::new();
         for id in self.graph.block(block).ops.clone() {
             let op = self.graph.op(id);
             let Some(&v) = op.results.first() else { continue };
@@ -62,8 +66,11 @@ impl Lowerer<'_, '_> {
             self.nodes.push(Node { ops: vec![id], before, after: vec![], rank, joined: None, open });
             if open && self.options.fuse {
                 for s in inputs.iter().filter(|s| s.aligned) {
-                    if let Some(p) = self.node_of_value(s.value) {
-                        self.try_join(p, self.find(node));
+                    let Some(p) = self.node_of_value(s.value) else { continue };
+                    self.try_join(p, self.find(node));
+                    if self.is_large_gradient(s.value) {
+                        let sibling = *first_reader.entry(s.value).or_insert(node);
+                        self.try_join(self.find(sibling), self.find(node));
                     }
                 }
             }
@@ -73,6 +80,12 @@ impl Lowerer<'_, '_> {
         }
         self.close(block);
         self.find_leaving();
+    }
+
+    /// A product that is read to be measured and applied: the readers share it, so that it comes from memory once.
+    fn is_large_gradient(&self, v: ValueId) -> bool {
+        let large = self.graph.elements(&self.graph.value(v).dims) >= MUCH_MEMORY;
+        large && self.graph.def_op(v).is_some_and(|o| matches!(o.op, Op::Dot { .. }) && o.phase == Phase::Backward)
     }
 
     /// The node that computes a value; None for what is there before the block runs.

@@ -3,7 +3,8 @@
 //! In order: `prepare` cleans the graph; `values` decides for each block which values have a place in memory and which
 //! are recomputed where they are used; `group` puts operations together into kernels; here the resulting nodes are put
 //! in order and handed to `emit` (kernels), `dot` (matrix products), `library` and `repeat` (loops); `finish` writes new
-//! parameters and states into their slots, in place where that is safe, and drops buffers that nothing uses.
+//! parameters and states into their slots, in place where that is safe, and drops buffers that nothing uses; `strips` puts
+//! products together with the kernel that reads their result.
 //!
 //! Arena offsets are not assigned here: every [`Place::Arena`] is `usize::MAX` until `memory` has planned the routine.
 
@@ -16,6 +17,7 @@ mod library;
 mod order;
 mod prepare;
 mod repeat;
+mod strips;
 mod values;
 
 use super::module::Module;
@@ -111,7 +113,7 @@ pub(super) fn lower(module: &mut Module<'_>, name: &str, graph: &Graph, options:
         routine: Routine { name: name.to_string(), ..Routine::default() },
         slots,
         param_orders,
-        slot_orders: HashMap::new(),
+        slot_orders: order::slot_orders(&graph),
         users: vec![Vec::new(); n],
         need: vec![false; n],
         status: vec![Status::Unknown; n],
@@ -133,9 +135,9 @@ pub(super) fn lower(module: &mut Module<'_>, name: &str, graph: &Graph, options:
         let v = low.graph.outputs[i].value;
         low.need[v.index()] = true;
     }
-    low.find_slot_orders();
     let mut steps = low.block(ENTRY);
     low.outputs(&mut steps);
+    low.finish_products(&mut steps);
     low.routine.steps = steps;
     low.drop_unused();
     low.routine

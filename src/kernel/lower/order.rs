@@ -4,7 +4,7 @@
 use super::Lowerer;
 use super::dot::Plan;
 use crate::ir::*;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 /// Values with more dims keep the graph's order: there would be too many others to try.
 const MAX_DIMS: usize = 5;
@@ -149,32 +149,6 @@ impl Lowerer<'_, '_> {
         self.param_orders.get(&key).cloned()
     }
 
-    /// What becomes a new parameter or state, element by element, is best stored in the order of its slot.
-    pub(super) fn find_slot_orders(&mut self) {
-        for output in &self.graph.outputs {
-            let order = match output.kind {
-                OutputKind::Param(p) => &self.graph.params[p.index()].dims,
-                OutputKind::State(s) => &self.graph.states[s.index()].dims,
-                _ => continue,
-            };
-            let same_dims = |v: ValueId| {
-                self.graph.value(v).dims.len() == order.len()
-                    && self.graph.value(v).dims.iter().all(|d| order.contains(d))
-            };
-            let mut work = vec![output.value];
-            while let Some(v) = work.pop() {
-                if order.len() < 2 || !same_dims(v) || self.slot_orders.contains_key(&v) {
-                    continue;
-                }
-                self.slot_orders.insert(v, order.clone());
-                let Some(op) = self.graph.def_op(v) else { continue };
-                if matches!(op.op, Op::Map(_) | Op::StopGradient) {
-                    work.extend(&op.args);
-                }
-            }
-        }
-    }
-
     /// Products that read a value, be it rearranged or changed element by element.
     fn dot_uses(&self, v: ValueId) -> Vec<Use> {
         let mut found = Vec::new();
@@ -258,6 +232,34 @@ impl Lowerer<'_, '_> {
         });
         plan.cost()
     }
+}
+
+/// What becomes a new parameter or state, element by element, with the order of its slot: it is best stored so.
+pub(super) fn slot_orders(graph: &Graph) -> HashMap<ValueId, Vec<DimId>> {
+    let mut orders: HashMap<ValueId, Vec<DimId>> = HashMap::new();
+    for output in &graph.outputs {
+        let order = match output.kind {
+            OutputKind::Param(p) => &graph.params[p.index()].dims,
+            OutputKind::State(s) => &graph.states[s.index()].dims,
+            _ => continue,
+        };
+        let same_dims = |v: ValueId| {
+            let dims = &graph.value(v).dims;
+            dims.len() == order.len() && dims.iter().all(|d| order.contains(d))
+        };
+        let mut work = vec![output.value];
+        while let Some(v) = work.pop() {
+            if order.len() < 2 || !same_dims(v) || orders.contains_key(&v) {
+                continue;
+            }
+            orders.insert(v, order.clone());
+            let Some(op) = graph.def_op(v) else { continue };
+            if matches!(op.op, Op::Map(_) | Op::StopGradient) {
+                work.extend(&op.args);
+            }
+        }
+    }
+    orders
 }
 
 /// A product that reads a value under another name.

@@ -4,9 +4,11 @@
 //! - products that are no matrix products (a scalar on both sides) become multiplications and sums;
 //! - a large reduction to few elements becomes two, so that the first has rows to spread over threads.
 
+use super::order::slot_orders;
 use crate::ir::prune::prune;
 use crate::ir::*;
 use crate::types::{DType, MapOp, ReduceKind};
+use std::collections::HashMap;
 
 /// A reduction with fewer rows than this does not keep threads busy ..
 const FEW_ROWS: usize = 32;
@@ -16,7 +18,8 @@ const MUCH_WORK: usize = 1 << 14;
 pub(super) fn prepare(graph: &Graph) -> Graph {
     let graph = prune(graph);
     let values = graph.values.len();
-    let mut pass = Prepare { become_: (0..values as u32).map(ValueId).collect(), graph };
+    let mut pass =
+        Prepare { become_: (0..values as u32).map(ValueId).collect(), slot_orders: slot_orders(&graph), graph };
     pass.block(ENTRY, Vec::new());
     for i in 0..pass.graph.outputs.len() {
         pass.graph.outputs[i].value = pass.now(pass.graph.outputs[i].value);
@@ -27,6 +30,8 @@ pub(super) fn prepare(graph: &Graph) -> Graph {
 struct Prepare {
     graph: Graph,
     become_: Vec<ValueId>,
+    /// Orders in which gradients and new parameters are stored.
+    slot_orders: HashMap<ValueId, Vec<DimId>>,
 }
 
 impl Prepare {
@@ -156,6 +161,17 @@ impl Prepare {
         self.become_[results[0].index()] = last;
     }
 
+    /// The dims of a value from major to minor as they are likely to lie in memory.
+    fn stored_order(&self, v: ValueId) -> Vec<DimId> {
+        let dims = &self.graph.value(v).dims;
+        let operands = match self.graph.def_op(v) {
+            Some(Operation { op: Op::Map(_), args, .. }) => args.as_slice(),
+            _ => &[],
+        };
+        let known = std::iter::once(&v).chain(operands).find_map(|x| self.slot_orders.get(x));
+        known.filter(|order| order.len() == dims.len()).unwrap_or(dims).clone()
+    }
+
     fn split_reduction(&mut self, id: OpId, kind: ReduceKind, dims: Vec<DimId>, done: &mut Vec<OpId>) {
         let Operation { args, results, .. } = self.graph.op(id).clone();
         let source = self.graph.value(args[0]).clone();
@@ -167,7 +183,7 @@ impl Prepare {
             return;
         }
         // Major dims stay for the second reduction, until they give enough rows.
-        let order: Vec<DimId> = source.dims.iter().copied().filter(|d| dims.contains(d)).collect();
+        let order: Vec<DimId> = self.stored_order(args[0]).into_iter().filter(|d| dims.contains(d)).collect();
         let mut outer = 1;
         while outer < order.len() - 1 && rows * self.graph.elements(&order[..outer]) < FEW_ROWS {
             outer += 1;

@@ -70,6 +70,8 @@ impl Memory {
             Place::State(n) => fixed(&self.states[n as usize], 0, 0),
             Place::Input(n) => fixed(&self.inputs[n as usize], 0, 0),
             Place::Constant(offset) => fixed(&self.constants, offset, 0),
+            // Found when a strip is made.
+            Place::Strip => Spot::Fixed { start: std::ptr::null_mut(), arena_end: 0 },
             Place::Step => fixed(&self.cells, 0, 0),
             Place::Position => fixed(&self.cells, ALIGN, 0),
             Place::Slice { base, turn, offset, stride } => {

@@ -22,7 +22,7 @@ use crate::runtime::RuntimeError;
 use crate::runtime::device::arena::Arena;
 use crate::runtime::device::code::Code;
 use crate::runtime::device::pool::{Pool, default_threads};
-use crate::runtime::device::product::{Extent, Product, SCRATCH};
+use crate::runtime::device::product::{Extent, Product, SCRATCH, Strips};
 use crate::runtime::device::{cpu, helpers, library};
 use memory::{Memory, Spot};
 use std::sync::Arc;
@@ -232,6 +232,13 @@ impl Need {
                     if Product::needs_scratch(*dtype) {
                         self.scratch = self.scratch.max(SCRATCH * threads);
                     }
+                }
+                Action::Finished(f) => {
+                    self.args = self.args.max(f.launch.args.len());
+                    self.keys = self.keys.max(f.launch.keys.len());
+                    let width = f.gemm.c_rows().map_or(0, |(_, width)| width);
+                    let strip = Strips { rows: f.strip }.bytes(width, f.gemm.out).next_multiple_of(64);
+                    self.scratch = self.scratch.max((SCRATCH + strip) * threads + 64);
                 }
                 Action::Library(call) => self.scratch = self.scratch.max(library::scratch_bytes(call)),
                 Action::Copy { .. } => {}

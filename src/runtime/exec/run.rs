@@ -1,11 +1,14 @@
 //! The steps of a routine.
 
 use super::{Executor, RunArgs, broken, placed};
-use crate::program::{Action, BatchDim, BufferId, Failure, Gemm, Key, Launch, Library, Loop, Routine, Step};
+use crate::program::{
+    Action, BatchDim, BufferId, Failure, Finished, Gemm, Key, Launch, Library, Loop, MAX_STRIP_ARGS, Routine, Step,
+};
 use crate::runtime::RuntimeError;
+use crate::runtime::device::code::Kernel;
 use crate::runtime::device::library::{self, Draw, Scatter};
 use crate::runtime::device::pool::Pool;
-use crate::runtime::device::product::{Extent, Product};
+use crate::runtime::device::product::{Extent, Product, Strips};
 use crate::runtime::device::share::Shared;
 use crate::types::rng;
 use crate::with_element;
@@ -34,6 +37,7 @@ impl Executor {
             let result = match &step.action {
                 Action::Launch(launch) => self.launch(routine, launch, args),
                 Action::Gemm(gemm) => self.gemm(routine, gemm),
+                Action::Finished(f) => self.finished(routine, f, args),
                 Action::Copy { from, to } => self.copy(routine, *from, *to),
                 Action::Library(call) => self.library(routine, call, args),
                 Action::Loop(l) => {
@@ -77,6 +81,19 @@ impl Executor {
     // ---- actions
 
     fn launch(&mut self, routine: usize, launch: &Launch, args: RunArgs) -> Result<(), String> {
+        self.with_arguments(routine, launch, args, |exec, call| {
+            exec.pool.split(launch.rows, launch.grain, &|begin, end| call.rows(begin, end))
+        })
+    }
+
+    /// Prepares the arguments of a kernel.
+    fn with_arguments(
+        &mut self,
+        routine: usize,
+        launch: &Launch,
+        args: RunArgs,
+        run: impl FnOnce(&mut Executor, &Call) -> Result<(), String>,
+    ) -> Result<(), String> {
         let mut pointers = std::mem::take(&mut self.lists.pointers);
         let mut scalars = std::mem::take(&mut self.lists.scalars);
         pointers.clear();
@@ -85,17 +102,48 @@ impl Executor {
         scalars.extend(launch.keys.iter().map(|k| self.key(routine, k, args)));
         scalars.push(&raw mut *self.lists.status as u64);
         let entry = self.program.code.functions[launch.function as usize] as usize;
-        // SAFETY: the program's compiler has put a kernel there, for a processor that has been checked.
-        let kernel = unsafe { self.code.kernel(entry) };
-        let (buffers, numbers, helpers) =
-            (Shared(pointers.as_mut_ptr()), Shared(scalars.as_mut_ptr()), Shared(self.helpers.as_mut_ptr()));
-        let result = self.pool.split(launch.rows, launch.grain, &|begin, end| {
-            // SAFETY: buffers hold all that the kernel accesses, and its rows are independent: invariants of a program.
-            unsafe { kernel(buffers.get(), numbers.get(), helpers.get(), begin as u64, end as u64) }
-        });
+        let call = Call {
+            // SAFETY: the program's compiler has put a kernel there, for a processor that has been checked.
+            kernel: unsafe { self.code.kernel(entry) },
+            pointers: Shared(pointers.as_mut_ptr()),
+            scalars: Shared(scalars.as_mut_ptr()),
+            helpers: Shared(self.helpers.as_mut_ptr()),
+        };
+        let result = run(self, &call);
         self.lists.pointers = pointers;
         self.lists.scalars = scalars;
         result
+    }
+
+    /// A product, and the kernel that reads it strip by strip.
+    fn finished(&mut self, routine: usize, f: &Finished, args: RunArgs) -> Result<(), String> {
+        let gemm = &f.gemm;
+        let (rows, _) = gemm.c_rows().ok_or("a strip of a product that is not dense")?;
+        let which = f.launch.args.iter().position(|a| a.buffer == gemm.c.buffer);
+        let which = which.ok_or("a kernel that does not read the product")?;
+        let bytes = gemm.m * gemm.n / rows * gemm.out.bytes();
+        let (each, count) = (f.launch.rows, f.launch.args.len());
+        self.with_arguments(routine, &f.launch, args, |exec, call| {
+            let product = Product { batch: &[], sums: &[], ..product(gemm) };
+            let read = gemm.dtype.bytes();
+            // SAFETY: buffers hold all that the product reaches: invariants of a program.
+            let operands = unsafe {
+                (
+                    exec.at(routine, gemm.a.buffer).add(gemm.a.offset * read).cast_const(),
+                    exec.at(routine, gemm.b.buffer).add(gemm.b.offset * read).cast_const(),
+                )
+            };
+            let then = |part: std::ops::Range<usize>, strip: *mut u8| {
+                let mut pointers = [std::ptr::null_mut(); MAX_STRIP_ARGS];
+                // SAFETY: the list of the call has as many entries.
+                pointers[..count].copy_from_slice(unsafe { std::slice::from_raw_parts(call.pointers.get(), count) });
+                // The kernel addresses the whole result; these rows of it are here.
+                pointers[which] = strip.wrapping_sub(part.start * bytes);
+                call.with(&mut pointers).rows(part.start * each / rows, part.end * each / rows);
+            };
+            // SAFETY: as above.
+            unsafe { product.run_in_strips(&exec.pool, operands, Strips { rows: f.strip }, &mut exec.scratch, &then) }
+        })
     }
 
     fn key(&self, routine: usize, key: &Key, args: RunArgs) -> u64 {
@@ -115,16 +163,7 @@ impl Executor {
         batch.extend(gemm.batch.iter().map(extent));
         sums.clear();
         sums.extend(gemm.sums.iter().map(extent));
-        let product = Product {
-            batch: &batch,
-            sums: &sums,
-            m: Extent { size: gemm.m, a: gemm.a.rows, b: 0, c: gemm.c.rows },
-            n: Extent { size: gemm.n, a: 0, b: gemm.b.cols, c: gemm.c.cols },
-            k: Extent { size: gemm.k, a: gemm.a.cols, b: gemm.b.rows, c: 0 },
-            accumulate: gemm.accumulate,
-            dtype: gemm.dtype,
-            out: gemm.out,
-        };
+        let product = Product { batch: &batch, sums: &sums, ..product(gemm) };
         let (read, written) = (gemm.dtype.bytes(), gemm.out.bytes());
         // SAFETY: buffers hold all that the product reaches and c is apart from a and b: invariants of a program.
         let result = unsafe {
@@ -222,6 +261,45 @@ impl Executor {
         let n = r.buffer(buffer).elements;
         // SAFETY: as above; nothing else refers to what a step writes.
         unsafe { std::slice::from_raw_parts_mut(self.at(routine, buffer).cast(), n) }
+    }
+}
+
+/// A product without its batch and further sums.
+fn product(gemm: &Gemm) -> Product<'static> {
+    Product {
+        batch: &[],
+        sums: &[],
+        m: Extent { size: gemm.m, a: gemm.a.rows, b: 0, c: gemm.c.rows },
+        n: Extent { size: gemm.n, a: 0, b: gemm.b.cols, c: gemm.c.cols },
+        k: Extent { size: gemm.k, a: gemm.a.cols, b: gemm.b.rows, c: 0 },
+        accumulate: gemm.accumulate,
+        dtype: gemm.dtype,
+        out: gemm.out,
+    }
+}
+
+/// A kernel with its arguments.
+struct Call {
+    kernel: Kernel,
+    pointers: Shared<*mut u8>,
+    scalars: Shared<u64>,
+    helpers: Shared<usize>,
+}
+
+impl Call {
+    fn rows(&self, begin: usize, end: usize) {
+        // SAFETY: buffers hold all that the kernel accesses, and its rows are independent: invariants of a program.
+        unsafe { (self.kernel)(self.pointers.get(), self.scalars.get(), self.helpers.get(), begin as u64, end as u64) }
+    }
+
+    /// The same with other buffers.
+    fn with(&self, pointers: &mut [*mut u8]) -> Call {
+        Call {
+            pointers: Shared(pointers.as_mut_ptr()),
+            scalars: self.scalars,
+            helpers: self.helpers,
+            kernel: self.kernel,
+        }
     }
 }
 

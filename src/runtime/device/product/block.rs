@@ -2,7 +2,9 @@
 
 use super::super::pool::{Pool, worker};
 use super::super::share::Shared;
+use super::Product;
 use super::finish::Finish;
+use super::kernel::Unit;
 use super::pack::Pack;
 use super::plan::{OWN, Own, SPLIT_WORK, Task, cut};
 use super::tile::{Dots, Tile};
@@ -72,6 +74,21 @@ pub unsafe fn run(task: &Task, pool: &Pool, base: Base, scratch: &mut [u64]) -> 
         pool.split(tasks, least, &|begin, end| (begin..end).for_each(one))
     } else {
         pool.run(tasks, &one)
+    }
+}
+
+/// A product without batch, by the calling thread alone, in its own scratch memory at `own`.
+///
+/// # Safety
+/// As for [`run`]; `own` is the beginning of [`OWN`] bytes that nobody else uses.
+pub unsafe fn run_alone(product: &Product, base: Base, own: *mut u8) {
+    let task = Task::new(product, Unit::best().kernel(product.dtype, product.out));
+    let base = if task.turned { Base { a: base.b, b: base.a, c: base.c } } else { base };
+    let grid = task.grid(1);
+    for n in 0..grid.parts() {
+        let (rows, columns) = grid.part(n);
+        // SAFETY: the caller's promise.
+        unsafe { task.block(&base, rows, columns, &Own::at(own), None) };
     }
 }
 

@@ -1,0 +1,87 @@
+//! Gradients that are applied strip by strip while their product is made: the same parameters as when the gradient is
+//! stored first, for any number of threads.
+
+use partita::driver::engine::{Compiled, Engine, Routine, Slot};
+use partita::driver::pipeline::{self, ALL};
+use partita::driver::{Options, Request};
+use partita::program::{Action, Step};
+use partita::runtime::data::Batch;
+use partita::runtime::exec::ExecOptions;
+use partita::source::Memory;
+use std::collections::BTreeMap;
+
+/// Two matrices whose gradients do not stay in a cache: one is made with its rows, one across them. The sizes divide
+/// neither into whole strips nor into whole tiles.
+const PROGRAM: &str = "
+use optim.{OPTIMIZER}
+dim batch = 12, wide = 1030, tall = 1100
+model Two() {
+    param up: [wide, tall] = normal(0.05)
+    param down: [tall, wide] = normal(0.05)
+    let x: [batch, wide] = normal[batch, wide]()
+    loss mean[batch, wide](square(dot[tall](tanh(dot[wide](x, up)), down) - x))
+}
+train Two {
+    optimizer OPTIMIZER(lr = 0.1)
+    steps 3
+}
+";
+
+struct Outcome {
+    strips: usize,
+    arena: usize,
+    figures: Vec<f64>,
+    params: Vec<Vec<u8>>,
+}
+
+fn run(optimizer: &str, unfused: bool, threads: usize) -> Outcome {
+    let text = PROGRAM.replace("OPTIMIZER", optimizer);
+    let world = Memory(BTreeMap::from([("two.pta".into(), text)]));
+    let request = Request { path: "two.pta".into(), ..Request::default() };
+    let options = Options { request, unfused, ..Options::default() };
+    let mut graphs = pipeline::graphs(&options, &world)
+        .unwrap_or_else(|f| panic!("{}", partita::diag::render::text(&f.sink, &f.sources, false)));
+    let program = pipeline::program(&mut graphs, ALL, None, &options).expect("a program");
+    let train = program.routines.iter().find(|r| r.name == pipeline::TRAIN).expect("a train step");
+    let is_strip = |s: &&Step| matches!(s.action, Action::Finished(_));
+    let (strips, arena) = (train.steps.iter().filter(is_strip).count(), train.arena);
+    let options = ExecOptions { threads, ..ExecOptions::default() };
+    let mut engine = Compiled::open(program, &graphs.recipe, options).expect("an executor");
+    engine.init(7).expect("initial values");
+    let mut figures = Vec::new();
+    for step in 0..3 {
+        let found = engine.run(Routine::Train, 7, step, &Batch::new(&[])).expect("a step");
+        figures.extend(found.iter().flat_map(|f| f.values.clone()));
+    }
+    let params = (0..2).map(|n| {
+        let mut bytes = Vec::new();
+        engine.read(Slot::Param(n), &mut bytes);
+        bytes
+    });
+    Outcome { strips, arena, figures, params: params.collect() }
+}
+
+#[test]
+fn gradients_are_applied_while_they_are_made() {
+    for optimizer in ["sgd", "adamw"] {
+        let stored = run(optimizer, true, 2);
+        assert_eq!(stored.strips, 0);
+        let one = run(optimizer, false, 1);
+        assert_eq!(one.strips, 2, "{optimizer}");
+        // Neither gradient has a place of its own.
+        assert!(one.arena < 1030 * 1100 * 4, "{} bytes", one.arena);
+        for threads in [2, 3] {
+            let more = run(optimizer, false, threads);
+            assert!(more.params == one.params && more.figures == one.figures, "{optimizer}, {threads} threads");
+        }
+        let close = |a: f64, b: f64| (a - b).abs() <= 1e-4 * (1e-3 + b.abs());
+        assert!(one.figures.iter().zip(&stored.figures).all(|(a, b)| close(*a, *b)), "{:?}", one.figures);
+        for (a, b) in one.params.iter().zip(&stored.params) {
+            let (a, b): (&[f32], &[f32]) = (bytemuck::cast_slice(a), bytemuck::cast_slice(b));
+            assert_eq!((a.len(), b.len()), (1030 * 1100, 1030 * 1100));
+            let worst = a.iter().zip(b).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
+            // Adam's first steps have the size of the learning rate whatever the gradient's: tiny ones may round away.
+            assert!(worst <= if optimizer == "sgd" { 1e-6 } else { 2e-2 }, "{optimizer}: {worst}");
+        }
+    }
+}
