@@ -103,6 +103,37 @@ fn programs_to_begin_with_train_where_they_are_saved() {
 }
 
 #[test]
+fn fine_tuning_goes_as_the_tutorial_says() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let at = folder.path();
+    std::fs::create_dir_all(at.join("examples/data")).expect("a folder");
+    let data = "examples/data/digits.csv.gz";
+    std::fs::copy(root().join(data), at.join(data)).expect("the data");
+    let page = std::fs::read_to_string(root().join("docs/tutorial.md")).expect("the page");
+    for (_, text) in fences(&page, "pta") {
+        if let Some(name @ ("perceptron.pta" | "parity.pta")) = name_of(&text) {
+            std::fs::write(at.join(name), text).expect("the program");
+        }
+    }
+    run::succeeds(at, &["train", "perceptron.pta", "--steps", "60"]);
+    let right = |text: &str| -> f64 {
+        serde_json::from_str::<serde_json::Value>(text).expect("an object")["right"].as_f64().expect("a metric")
+    };
+    run::succeeds(at, &["train", "parity.pta", "--steps", "60"]);
+    let tuned = right(&run::succeeds(at, &["eval", "parity.pta", "--json"]));
+    assert!(tuned > 0.8, "{tuned}");
+    // What was frozen is what was loaded.
+    for (program, file) in [("perceptron.pta", "a.safetensors"), ("parity.pta", "b.safetensors")] {
+        run::succeeds(at, &["export", program, "-o", file]);
+    }
+    let weights = |file: &str| partita::runtime::checkpoint::Weights::open(&at.join(file)).expect("weights");
+    let read = |file: &str, name: &str| weights(file).read(name, partita::types::DType::F32).expect("a tensor");
+    for name in ["first.weight", "first.shift"] {
+        assert!(read("a.safetensors", name) == read("b.safetensors", name), "{name}");
+    }
+}
+
+#[test]
 fn commands_on_the_pages_exist() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut names: Vec<String> = Vec::new();

@@ -7,7 +7,7 @@ use crate::ir::{DimId, GatherMode, Graph, InputId, Op, ValueId};
 use crate::program;
 use crate::runtime::data::{Bound, DataSpec, Dim, Expr, IdWidth, Input, Source as Read, SourceKind};
 use crate::runtime::tokenizer::TokenizerFile;
-use crate::source::SourceMap;
+use crate::source::{SourceMap, Span};
 use crate::types::{DType, MapOp};
 use std::path::Path;
 
@@ -28,11 +28,14 @@ pub fn place(feed: &Feed, sources: &SourceMap) -> program::Source {
         Feed::Stream(s) => Some(s.span),
         Feed::Fields(fields) => fields.first().map(|f| f.1),
     };
-    span.map_or_else(program::Source::default, |span| {
-        let file = sources.file(span.file);
-        let (line, column) = file.line_column(span.start);
-        program::Source { file: file.name.clone(), line: line as u32, column: column as u32, ..Default::default() }
-    })
+    span.map_or_else(program::Source::default, |span| at(span, sources))
+}
+
+/// A place in the program as built programs keep it.
+pub fn at(span: Span, sources: &SourceMap) -> program::Source {
+    let file = sources.file(span.file);
+    let (line, column) = file.line_column(span.start);
+    program::Source { file: file.name.clone(), line: line as u32, column: column as u32, ..Default::default() }
 }
 
 /// Elaboration has checked the options.

@@ -58,9 +58,11 @@ impl Stop {
 
     pub fn diagnostics(self, sources: &SourceMap) -> Vec<Diagnostic> {
         let mut found = self.found;
-        if let (Some(source), Some(d)) = (self.at, found.first_mut()) {
+        let Some(source) = self.at else { return found };
+        let span = span_of(&source, sources);
+        for d in found.iter_mut().filter(|d| d.primary.is_none()) {
             let bare = d.clone();
-            *d = match span_of(&source, sources) {
+            *d = match span {
                 Some(span) => bare.at(span, "here"),
                 None if source.file.is_empty() => bare,
                 None => bare.with_note(format!("at {}:{}:{}", source.file, source.line, source.column)),

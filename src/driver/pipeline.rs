@@ -289,8 +289,9 @@ pub fn loads(c: &Checked, train: &Elab, facts: &TrainFacts, item: &Train, base: 
             None => Some(WeightsMap::own(graph)),
         };
         let params: Vec<usize> = l.params.iter().map(|p| p.index()).collect();
-        let states = params.len() == graph.params.len();
-        out.extend(map.map(|map| Load { path: base.join(&l.path), map, params, states }));
+        let states: Vec<usize> = l.states.iter().map(|s| s.index()).collect();
+        let at = data::at(l.span, &c.sources);
+        out.extend(map.map(|map| Load { path: base.join(&l.path), at, map, params, states }));
     }
     out
 }

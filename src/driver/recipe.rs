@@ -55,12 +55,14 @@ pub struct Valid {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Load {
     pub path: PathBuf,
+    /// Where the program says so.
+    pub at: Source,
     /// How the file's tensors lie in the parameters.
     pub map: WeightsMap,
     /// Numbers of the parameters that it sets.
     pub params: Vec<usize>,
-    /// Whether it sets the model's states, too.
-    pub states: bool,
+    /// Numbers of the states that it sets.
+    pub states: Vec<usize>,
 }
 
 /// What the command line says over the train item.

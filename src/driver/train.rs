@@ -134,7 +134,7 @@ pub fn rehearse(recipe: &Recipe) -> Result<(), Stop> {
     if let Some(v) = &recipe.valid {
         Pass::open(recipe, (&v.data, &v.at), loader.as_ref().and_then(Loader::chars), v.batches)?;
     }
-    recipe.loads.iter().try_for_each(|l| Weights::open(&l.path).map(|_| ()))?;
+    recipe.loads.iter().try_for_each(|l| Weights::open(&l.path).map(|_| ()).map_err(|e| Stop::at(e, &l.at)))?;
     Ok(())
 }
 

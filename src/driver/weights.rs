@@ -102,10 +102,10 @@ pub fn begin(recipe: &Recipe, engine: &mut dyn Engine, seed: u64) -> Result<(), 
 
 /// Sets parameters to weights of a file.
 fn load(recipe: &Recipe, engine: &mut dyn Engine, load: &Load) -> Result<(), Stop> {
-    let weights = Weights::open(&load.path)?;
+    let weights = Weights::open(&load.path).map_err(|e| Stop::at(e, &load.at))?;
     let wanted = |t: Target| match t {
         Target::Param(p) => load.params.contains(&p.index()),
-        Target::State(_) => load.states,
+        Target::State(s) => load.states.contains(&s.index()),
     };
     // What the file leaves out keeps its value.
     let mut buffers = Buffers::default();
@@ -129,9 +129,9 @@ fn load(recipe: &Recipe, engine: &mut dyn Engine, load: &Load) -> Result<(), Sto
     };
     let outcome = transfer::import(&load.map, &load.path.display().to_string(), &wanted, &mut read, &mut buffers);
     if let Some(e) = failed {
-        return Err(e.into());
+        return Err(Stop::at(e, &load.at));
     }
-    outcome.map_err(|found| Stop { found, at: None })?;
+    outcome.map_err(|found| Stop { found, at: Some(load.at.clone()) })?;
     for (target, (_, bytes)) in &buffers.0 {
         engine.write(place(*target), bytes);
     }

@@ -11,7 +11,7 @@ use super::value::Val;
 use super::{Elab, ReadKey};
 use crate::check::select::glob;
 use crate::diag::{Diagnostic, did_you_mean};
-use crate::ir::{Builder, DimId, OutputKind, ParamId, Phase, ValueId};
+use crate::ir::{Builder, DimId, OutputKind, ParamId, Phase, StateId, StateKind, ValueId};
 use crate::resolve::{Entity, ItemRef};
 use crate::source::Span;
 use crate::syntax::ast::{self, Expr, Keep, Name, Select, SelectKind, TrainKind};
@@ -48,6 +48,8 @@ pub struct Load {
     pub span: Span,
     pub with: Option<(String, Span)>,
     pub params: Vec<ParamId>,
+    /// Model states: where there is a selector, those whose paths its globs match.
+    pub states: Vec<StateId>,
 }
 
 impl<'a> Elab<'a> {
@@ -241,7 +243,8 @@ impl<'a> Elab<'a> {
                     None => all,
                 };
                 let with = with.as_ref().map(|n| (n.text.clone(), n.span));
-                facts.loads.push(Load { path: path.0.clone(), span: path.1, with, params });
+                let states = self.states_of(on.as_ref());
+                facts.loads.push(Load { path: path.0.clone(), span: path.1, with, params, states });
             }
         }
         let mut owners = self.owners(item, &frozen);
@@ -347,6 +350,16 @@ impl<'a> Elab<'a> {
         out.sort_unstable();
         out.dedup();
         out
+    }
+
+    /// Model states that a selector of paths takes along with parameters.
+    fn states_of(&self, on: Option<&Select>) -> Vec<StateId> {
+        let matches = |terms: &[ast::SelectTerm], path: &str| {
+            terms.iter().any(|t| matches!(&t.kind, SelectKind::Glob(g) if glob(g, path)))
+        };
+        let own = self.b.graph.states.iter().enumerate().filter(|(_, s)| s.kind == StateKind::Model);
+        let wanted = own.filter(|(_, s)| on.is_none_or(|o| matches(&o.terms, &s.path) && !matches(&o.except, &s.path)));
+        wanted.map(|(n, _)| StateId(n as u32)).collect()
     }
 
     fn nothing_selected(&mut self, kind: &SelectKind, span: Span) {

@@ -308,6 +308,66 @@ fn exported_weights_are_loaded_again() {
 }
 
 #[test]
+fn a_run_or_a_checkpoint_is_loaded_in_part() {
+    let folder = tiny();
+    let at = folder.path();
+    let text = include_str!("tiny.pta");
+    succeeds(at, &["train", "tiny.pta", "--steps", "3"]);
+    let wider = text
+        .replace("let head = Linear[embed, vocab]", "let head = Linear[embed, wide]")
+        .replace("cross_entropy[vocab](logits, targets)", "cross_entropy[wide](logits, targets)");
+    let wider = wider.replace("embed = 12", "embed = 12, wide = 300").replace("draw[vocab]", "draw[wide]");
+    let with = |program: &str, load: &str| {
+        write(at, "new.pta", program.replace("    steps 10", &format!("    {load}\n    steps 10")));
+    };
+    let loss = |arguments: &[&str]| -> serde_json::Value {
+        let text = succeeds(at, &[&["eval", "new.pta", "--json"], arguments].concat());
+        serde_json::from_str::<serde_json::Value>(&text).expect("an object")["loss"].clone()
+    };
+    // A run, and one of its checkpoints: the same weights, without the average that evaluation reads.
+    for load in ["load \"runs/Tiny\"", "load \"runs/Tiny/step-00000003\""] {
+        with(text, load);
+        assert_ne!(loss(&["--initial"]), loss(&["--checkpoint", "runs/Tiny"]), "{load}");
+        succeeds(at, &["train", "new.pta", "--dry-run"]);
+    }
+    let initial = |load: &str| {
+        with(text, load);
+        loss(&["--initial"])
+    };
+    assert_eq!(initial("load \"runs/Tiny\""), initial("load \"runs/Tiny/step-00000003/model.safetensors\""));
+    // Another layer: the error points at the `load` and says what to leave out.
+    with(&wider, "load \"runs/Tiny\"");
+    let said = fails(at, &["train", "new.pta"], 1, "E0807");
+    for part in [
+        "new.pta:",
+        "load \"runs/Tiny\"",
+        "`head.weight` has shape [12, 256], in the model [12, 300]",
+        "`head.shift`",
+        "on \"**\" except \"head.**\"",
+        "runs/Tiny",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert!(!said.contains("<std>"), "{said}");
+    with(&wider, "load \"runs/Tiny\" on \"**\" except \"head.**\"\n    freeze \"wte.**\"");
+    succeeds(at, &["train", "new.pta", "--steps", "2", "--out", "tuned"]);
+    let tensor = |run: &str, name: &str| {
+        let weights = partita::runtime::checkpoint::Weights::open(&at.join(run)).expect("a run");
+        weights.read(name, partita::types::DType::F32).expect("a tensor")
+    };
+    assert!(tensor("runs/Tiny", "wte.table") == tensor("tuned", "wte.table"), "loaded and frozen");
+    // States go with the paths that are selected: three steps of four samples, then two more.
+    let seen = |run: &str| bytemuck::pod_read_unaligned::<f32>(&tensor(run, "seen"));
+    assert_eq!((seen("runs/Tiny"), seen("tuned")), (12.0, 20.0));
+    with(text, "load \"runs\"");
+    let said = fails(at, &["train", "new.pta"], 1, "E0805");
+    assert!(said.contains("new.pta:") && said.contains("neither a checkpoint nor"), "{said}");
+    with(text, "load \"none\"");
+    fails(at, &["train", "new.pta"], 1, "E0805");
+    fails(at, &["train", "new.pta", "--dry-run"], 1, "E0805");
+}
+
+#[test]
 fn a_profile_accounts_for_the_whole_step() {
     let folder = tiny();
     let at = folder.path();

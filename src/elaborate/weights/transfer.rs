@@ -56,14 +56,23 @@ pub fn import<'t>(
     store: &mut dyn Store,
 ) -> Result<(), Vec<Diagnostic>> {
     let mut problems = Vec::new();
+    let mut unlike: Vec<Unlike> = Vec::new();
+    let own = map.name.is_empty();
     for e in &map.entries {
         if !e.pieces.iter().any(|p| wanted(p.target)) {
             continue;
         }
         let Some(tensor) = read(&e.file_name) else {
-            problems.push(missing(map, e, file));
+            match own {
+                true => unlike.push((e, None)),
+                false => problems.push(missing(map, e, file)),
+            }
             continue;
         };
+        if own && plain(&tensor.shape) != plain(&e.shape) {
+            unlike.push((e, Some(tensor.shape)));
+            continue;
+        }
         if let Some(d) = unfit(map, e, file, &tensor) {
             problems.push(d);
             continue;
@@ -74,7 +83,48 @@ pub fn import<'t>(
             }
         }
     }
+    problems.extend(other_model(&unlike, file));
     if problems.is_empty() { Ok(()) } else { Err(problems) }
+}
+
+/// A parameter that a file of Partita's own names lacks, or has in another shape.
+type Unlike<'m> = (&'m Entry, Option<Vec<usize>>);
+
+/// Differences and selectors that an error names.
+const SHOWN: usize = 5;
+
+/// The error of a file of another model, with what to leave out so that the rest can be loaded. Its place is the `load`.
+fn other_model(unlike: &[Unlike], file: &str) -> Option<Diagnostic> {
+    let said = |(e, shape): &Unlike| match shape {
+        Some(shape) => format!("`{}` has shape {shape:?}, in the model {:?}", e.file_name, e.shape),
+        None => format!("it has no `{}`", e.file_name),
+    };
+    let (first, others) = unlike.split_first()?;
+    let code = if unlike.iter().any(|u| u.1.is_some()) { "E0807" } else { "E0805" };
+    let mut d = Diagnostic::error(code, format!("the weights in `{file}` are another model's: {}", said(first)));
+    for other in others.iter().take(SHOWN - 1) {
+        d = d.with_note(said(other));
+    }
+    if unlike.len() > SHOWN {
+        d = d.with_note(format!("and {} further differences", unlike.len() - SHOWN));
+    }
+    // What belongs together goes together.
+    let layer = |(e, _): &Unlike| match e.file_name.rsplit_once('.') {
+        Some((layer, _)) => format!("\"{layer}.**\""),
+        None => format!("\"{}\"", e.file_name),
+    };
+    let mut layers: Vec<String> = unlike.iter().map(layer).collect();
+    layers.dedup();
+    let help = match layers.len() <= SHOWN {
+        true => format!("load the rest alone: `load \"..\" on \"**\" except {}`", layers.join(", ")),
+        false => "load a part of it: `load \"..\" on \"block.**\"`".to_string(),
+    };
+    Some(d.help(format!("{help}; or set the model's dims to those of the file")))
+}
+
+/// Axes of size 1 have no influence on the order of elements; files differ in them.
+fn plain(shape: &[usize]) -> Vec<usize> {
+    shape.iter().copied().filter(|n| *n != 1).collect()
 }
 
 /// The tensor of one entry, in the type asked for (None: that of its first parameter). None: the store lacks a parameter
@@ -97,8 +147,6 @@ fn missing(map: &WeightsMap, e: &Entry, file: &str) -> Diagnostic {
 }
 
 fn unfit(map: &WeightsMap, e: &Entry, file: &str, t: &FileTensor) -> Option<Diagnostic> {
-    // Axes of size 1 have no influence on the order of elements; files differ in them.
-    let plain = |s: &[usize]| s.iter().copied().filter(|n| *n != 1).collect::<Vec<_>>();
     if plain(&t.shape) != plain(&e.shape) {
         let d = Diagnostic::error("E0807", format!("tensor `{}` of `{file}` has another shape", e.file_name))
             .at(e.span, format!("`{}` says {:?}, the file has {:?}", map.name, e.shape, t.shape));

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use indexmap::IndexMap;
 use safetensors::Dtype;
 
-use super::load::unreadable;
+use super::load::{list, unreadable};
 use super::safefile::{Fault, SafeFile, write};
 use super::save::{shard_index, shards, sync_directory, write_synced};
 use super::tensor::{TensorView, convert};
@@ -24,19 +24,24 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// `path`: a `.safetensors` file, an index (`.safetensors.index.json`), or a directory with `model.safetensors` or its
-    /// index in it.
+    /// `path`: a `.safetensors` file, an index (`.safetensors.index.json`), a directory with `model.safetensors` or its
+    /// index in it, such as a checkpoint, or a run, whose newest checkpoint is meant.
     pub fn open(path: &Path) -> Result<Weights> {
+        let within = |dir: &Path| {
+            let names = ["model.safetensors", "model.safetensors.index.json"];
+            names.into_iter().map(|name| dir.join(name)).find(|p| p.exists())
+        };
         let file = if path.is_dir() {
-            ["model.safetensors", "model.safetensors.index.json"]
-                .iter()
-                .map(|name| path.join(name))
-                .find(|p| p.exists())
-                .ok_or_else(|| {
-                    RuntimeError::new("E0805", format!("`{}` has no `model.safetensors` in it", path.display()))
-                        .place(path.display())
-                        .help("name the file itself")
-                })?
+            let found = match within(path) {
+                Some(file) => Some(file),
+                None => list(path)?.pop().and_then(|newest| within(&newest.path)),
+            };
+            found.ok_or_else(|| {
+                let message = format!("`{}` has neither a checkpoint nor `model.safetensors` in it", path.display());
+                RuntimeError::new("E0805", message)
+                    .place(path.display())
+                    .help("name the directory of a run or of one of its `step-..`, or a file of weights")
+            })?
         } else {
             path.to_path_buf()
         };
