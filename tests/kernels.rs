@@ -203,7 +203,6 @@ fn tolerance(op: MapOp, dtype: DType) -> f64 {
     }
 }
 
-#[test]
 fn every_elementwise_function_on_every_type() {
     let mut failures = Vec::new();
     for &op in MapOp::ALL {
@@ -245,7 +244,6 @@ fn every_elementwise_function_on_every_type() {
     assert!(failures.is_empty(), "\n{}", failures.join("\n"));
 }
 
-#[test]
 fn powers_by_small_constants() {
     for n in [-2.0, -1.0, 1.0, 2.0, 3.0, 4.0, 0.5, 7.0] {
         for dtype in [DType::F32, DType::F64] {
@@ -262,7 +260,6 @@ fn powers_by_small_constants() {
     }
 }
 
-#[test]
 fn random_draws_are_those_of_the_shared_generator_bit_for_bit() {
     let n = 100_003;
     for dist in [
@@ -377,7 +374,6 @@ fn softmax(dtype: DType, rows: &[usize], n: usize) -> Kernel {
     }
 }
 
-#[test]
 fn softmax_of_rows() {
     for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
         for (rows, n) in [(vec![5, 3], 1), (vec![4], 7), (vec![3, 2], 65), (vec![2], 256)] {
@@ -395,7 +391,6 @@ fn softmax_of_rows() {
 }
 
 /// out[c] = reduction over t of x[t, c]: neighbouring rows fill lanes.
-#[test]
 fn reductions_down_columns() {
     for (kind, dtype) in [
         (ReduceKind::Sum, DType::F32),
@@ -439,7 +434,6 @@ fn reductions_down_columns() {
 }
 
 /// The same along rows of memory: each pass fills lanes by its own loop.
-#[test]
 fn reductions_along_rows() {
     for (kind, dtype) in [
         (ReduceKind::Sum, DType::F32),
@@ -486,7 +480,6 @@ fn reductions_along_rows() {
 }
 
 /// A running sum and a running arg max by carries, in both directions of memory.
-#[test]
 fn carries_go_from_turn_to_turn() {
     for across in [false, true] {
         let (r, n) = (13usize, 9usize);
@@ -537,7 +530,6 @@ fn carries_go_from_turn_to_turn() {
 }
 
 /// Guarded loads (padding), flips, gathers by an index and guarded stores.
-#[test]
 fn addresses_of_all_kinds() {
     let n = 37usize;
     let m = 11usize;
@@ -621,7 +613,6 @@ fn addresses_of_all_kinds() {
     }
 }
 
-#[test]
 fn an_index_out_of_range_is_reported_and_replaced() {
     let n = 21usize;
     for bad in [0usize, 6, 20] {
@@ -725,7 +716,6 @@ fn random_kernel(seed: u64) -> (Kernel, Vec<Vec<u8>>) {
     (kernel, data)
 }
 
-#[test]
 fn random_expressions() {
     for seed in 0..150 {
         let (kernel, data) = random_kernel(seed);
@@ -796,5 +786,30 @@ fn other_processors_have_code_for_everything() {
         kernels.extend((0..12).map(|seed| random_kernel(seed).0));
         let code = target.compile(&kernels, 2).unwrap();
         assert!(code.target.starts_with(arch), "{}", code.target);
+    }
+}
+
+/// Every check is a test, with each code generator that this processor can run the code of.
+mod by_each_generator {
+    macro_rules! tests {
+        ($($name:ident)*) => {$(
+            #[test]
+            fn $name() {
+                super::support::with_each_generator(super::$name);
+            }
+        )*};
+    }
+
+    tests! {
+        every_elementwise_function_on_every_type
+        powers_by_small_constants
+        random_draws_are_those_of_the_shared_generator_bit_for_bit
+        softmax_of_rows
+        reductions_down_columns
+        reductions_along_rows
+        carries_go_from_turn_to_turn
+        addresses_of_all_kinds
+        an_index_out_of_range_is_reported_and_replaced
+        random_expressions
     }
 }

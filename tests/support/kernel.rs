@@ -5,15 +5,29 @@ mod bytes;
 
 pub use bytes::{pack, unpack};
 use partita::codegen::cpu::Target;
+use partita::codegen::wide::Width;
 use partita::interp::{eval_map, round};
 use partita::kernel::*;
 use partita::runtime::device::{code::Code, helpers};
 use partita::types::rng::{self, Dist};
 use partita::types::{DType, MapOp, ReduceKind};
 
+thread_local! {
+    static WIDTH: std::cell::Cell<Option<Width>> = const { std::cell::Cell::new(None) };
+}
+
+/// Calls a test with each code generator that this processor can run the code of.
+pub fn with_each_generator(test: fn()) {
+    for width in Width::ALL.into_iter().filter(|w| w.is_here()).map(Some).chain([None]) {
+        println!("{width:?}");
+        WIDTH.set(width);
+        test();
+    }
+}
+
 /// Compiles a kernel and runs the given pieces of its rows over the buffers; returns what the status cell holds then.
 pub fn run_pieces(kernel: &Kernel, buffers: &mut [Vec<u8>], keys: &[u64], pieces: &[(usize, usize)]) -> u64 {
-    let target = Target::host().expect("a supported processor");
+    let target = Target::host_with(WIDTH.get()).expect("a supported processor");
     let compiled = target.compile(std::slice::from_ref(kernel), 1).expect("compiles");
     let code = Code::new(&compiled.bytes).expect("executable memory");
     // Guards catch writes beyond a buffer.

@@ -4,7 +4,7 @@ use super::convert::scalar_type;
 use super::map::has_vector_form;
 use super::nest::{Emitter, MAX_GROUPS};
 use super::ops::LANES;
-use super::plan::{small_power, stride};
+use crate::codegen::plan::{small_power, stride};
 use crate::kernel::{ArgId, ExprId, Index, Node};
 use crate::program::Helper;
 use crate::types::DType;

@@ -18,6 +18,8 @@ mod ops;
 mod plan;
 mod random;
 
+use crate::codegen::plan::{facts, merge_loops};
+use crate::codegen::wide::Width;
 use crate::kernel::Kernel;
 use crate::program::Code;
 use cranelift_codegen::Context;
@@ -42,6 +44,8 @@ const FUNCTION_ALIGN: usize = 64;
 pub struct Target {
     isa: OwnedTargetIsa,
     fused: bool,
+    /// The width of the vectors of [`crate::codegen::wide`], where the processor has such; it makes the code of most kernels.
+    wide: Option<Width>,
     /// As in [`Code::target`]: the architecture and the features that code may use.
     name: String,
 }
@@ -49,7 +53,19 @@ pub struct Target {
 impl Target {
     /// The processor that this runs on. An error is a sentence about why there is no code for it.
     pub fn host() -> Result<Target, String> {
-        Target::of(cranelift_native::builder()?)
+        Target::host_with(Width::host())
+    }
+
+    /// The same with vectors of a width that it has, or with Cranelift alone.
+    pub fn host_with(wide: Option<Width>) -> Result<Target, String> {
+        let mut target = Target::of(cranelift_native::builder()?)?;
+        for feature in wide.iter().flat_map(|w| w.features()) {
+            if !target.name.split(' ').any(|known| known == *feature) {
+                target.name = format!("{} {feature}", target.name);
+            }
+        }
+        target.wide = wide;
+        Ok(target)
     }
 
     /// The plainest processor of an architecture, as `aarch64` or `x86_64`, to see what code for it looks like.
@@ -88,7 +104,7 @@ impl Target {
         }
         let fused = arch != "x86_64" || features.contains(&"fma");
         let name = std::iter::once(arch.as_str()).chain(features).collect::<Vec<_>>().join(" ");
-        Ok(Target { isa, fused, name })
+        Ok(Target { isa, fused, wide: None, name })
     }
 
     /// The architecture and the features that code may use: [`Code::target`].
@@ -97,18 +113,21 @@ impl Target {
     }
 
     fn function(&self, kernel: &Kernel) -> Function {
-        let kernel = plan::merge_loops(kernel);
+        let kernel = merge_loops(kernel);
         let mut signature = Signature::new(self.isa.default_call_conv());
         signature.params.extend((0..5).map(|_| AbiParam::new(I64)));
         let mut function = Function::with_name_signature(UserFuncName::user(0, 0), signature);
         let mut context = FunctionBuilderContext::new();
-        let facts = plan::facts(&kernel);
+        let facts = facts(&kernel);
         let lanes = plan::lanes(&kernel, &facts);
         nest::emit(FunctionBuilder::new(&mut function, &mut context), &kernel, &facts, lanes, self.fused, &*self.isa);
         function
     }
 
     fn compile_one(&self, kernel: &Kernel) -> Result<Vec<u8>, String> {
+        if let Some(code) = self.wide.and_then(|w| w.compile(kernel)) {
+            return Ok(code);
+        }
         let mut context = Context::for_function(self.function(kernel));
         let compiled = context
             .compile(&*self.isa, &mut ControlPlane::default())

@@ -7,7 +7,8 @@ use super::convert::{scalar_type, vector_type};
 use super::expr::Val;
 use super::map::neutral;
 use super::ops::{LANES, Ops};
-use super::plan::{self, Facts, Lanes};
+use super::plan::{self, Lanes};
+use crate::codegen::plan::{Facts, levels};
 use crate::kernel::{ExprId, Kernel, LoopId, Pass, Statement, Store};
 use crate::types::{DType, ReduceKind};
 use cranelift_codegen::ir::condcodes::IntCC;
@@ -230,7 +231,7 @@ impl<'f> Emitter<'f, '_> {
             }
         }
         if pass.loops.iter().all(|l| self.kernel.extents[l.index()] > 0) {
-            let levels = plan::levels(self.kernel, self.facts, pass);
+            let levels = levels(self.kernel, self.facts, pass);
             self.nest(pass, &levels, 0);
         }
         self.forget(start);

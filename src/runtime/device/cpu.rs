@@ -26,7 +26,7 @@ fn has(feature: &str) -> bool {
     }
     detected! {
         "cmpxchg16b" "cmpxchg16b" "sse3" "sse3" "ssse3" "ssse3" "sse41" "sse4.1" "sse42" "sse4.2" "popcnt" "popcnt"
-        "avx" "avx" "avx2" "avx2" "fma" "fma" "avx_vnni" "avxvnni" "avx512vnni" "avx512vnni" "bmi1" "bmi1" "bmi2" "bmi2"
+        "avx" "avx" "avx2" "avx2" "fma" "fma" "f16c" "f16c" "avx512bw" "avx512bw" "avx_vnni" "avxvnni" "avx512vnni" "avx512vnni" "bmi1" "bmi1" "bmi2" "bmi2"
         "avx512bitalg" "avx512bitalg" "avx512dq" "avx512dq" "avx512f" "avx512f" "avx512vl" "avx512vl"
         "avx512vbmi" "avx512vbmi" "lzcnt" "lzcnt"
     }

@@ -1,0 +1,407 @@
+//! An assembler for the part of x86-64 that vector code needs: instructions as bytes, labels, and constants that stand
+//! behind the code and are addressed relative to it.
+//!
+//! The same instruction on 256 and on 512 bits differs in its prefix alone (VEX or EVEX), so most of them have one name here.
+
+use std::collections::HashMap;
+
+/// A general register by its number in the encoding.
+pub type Gpr = u8;
+
+pub const RAX: Gpr = 0;
+pub const RCX: Gpr = 1;
+pub const RDX: Gpr = 2;
+pub const RBX: Gpr = 3;
+pub const RSP: Gpr = 4;
+pub const RBP: Gpr = 5;
+pub const RSI: Gpr = 6;
+pub const RDI: Gpr = 7;
+
+/// An address: base + index * 2^scale + disp.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mem {
+    pub base: Gpr,
+    /// In gathers the number of a vector register.
+    pub index: Option<u8>,
+    pub scale: u8,
+    pub disp: i32,
+}
+
+impl Mem {
+    pub fn at(base: Gpr, disp: i32) -> Mem {
+        Mem { base, index: None, scale: 0, disp }
+    }
+}
+
+/// The last operand of an instruction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rm {
+    Reg(u8),
+    Mem(Mem),
+    /// A constant behind the code, by its offset there.
+    Pool(u32),
+    /// The same one for every lane (EVEX only).
+    Spread(u32),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Length {
+    X = 0,
+    Y = 1,
+    Z = 2,
+}
+
+impl Length {
+    fn bytes(self) -> i32 {
+        16 << self as i32
+    }
+}
+
+/// An instruction of the VEX and EVEX encodings.
+#[derive(Clone, Copy, Debug)]
+pub struct Code {
+    /// 1: 0F, 2: 0F38, 3: 0F3A.
+    pub map: u8,
+    /// 0: none, 1: 66, 2: F3, 3: F2.
+    pub pp: u8,
+    pub w: bool,
+    pub op: u8,
+    /// How much of a vector a memory operand is.
+    pub part: Part,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Part {
+    Full,
+    Half,
+    Quarter,
+    /// So many bytes.
+    Bytes(u8),
+}
+
+pub const fn code(map: u8, pp: u8, op: u8) -> Code {
+    Code { map, pp, w: false, op, part: Part::Full }
+}
+
+impl Code {
+    pub const fn part(self, part: Part) -> Code {
+        Code { part, ..self }
+    }
+
+    pub const fn w(self) -> Code {
+        Code { w: true, ..self }
+    }
+}
+
+/// The mask of an EVEX instruction: which register, and whether other lanes become zero (else they stay).
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Masked {
+    pub by: u8,
+    pub zero: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Label(usize);
+
+/// Conditions of jumps by their number in the encoding.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Condition {
+    Below = 2,
+    NotBelow = 3,
+    Zero = 4,
+    NotZero = 5,
+}
+
+pub struct Asm {
+    pub bytes: Vec<u8>,
+    /// Whether vectors have 512 bits (EVEX).
+    pub wide: bool,
+    labels: Vec<Option<usize>>,
+    jumps: Vec<(usize, Label)>,
+    pool: Vec<u8>,
+    pooled: HashMap<Vec<u8>, u32>,
+    /// Where an address of the pool stands, the offset in the pool, and how many bytes of the instruction follow.
+    uses: Vec<(usize, u32, usize)>,
+}
+
+impl Asm {
+    pub fn new(wide: bool) -> Asm {
+        Asm {
+            bytes: Vec::new(),
+            wide,
+            labels: Vec::new(),
+            jumps: Vec::new(),
+            pool: Vec::new(),
+            pooled: HashMap::new(),
+            uses: Vec::new(),
+        }
+    }
+
+    pub fn length(&self) -> Length {
+        if self.wide { Length::Z } else { Length::Y }
+    }
+
+    // ---- constants
+
+    /// The offset of a constant, aligned to its size.
+    pub fn pool(&mut self, bytes: &[u8]) -> u32 {
+        if let Some(at) = self.pooled.get(bytes) {
+            return *at;
+        }
+        self.pool.resize(self.pool.len().next_multiple_of(bytes.len()), 0);
+        let at = self.pool.len() as u32;
+        self.pool.extend(bytes);
+        self.pooled.insert(bytes.to_vec(), at);
+        at
+    }
+
+    /// The whole: code, then constants, if it begins at a multiple of 64.
+    pub fn finish(mut self) -> Vec<u8> {
+        for (at, label) in std::mem::take(&mut self.jumps) {
+            let to = self.labels[label.0].expect("every label is set");
+            self.patch(at, to as i64 - (at as i64 + 4));
+        }
+        if !self.pool.is_empty() {
+            self.bytes.resize(self.bytes.len().next_multiple_of(64), 0xCC);
+        }
+        let start = self.bytes.len();
+        for (at, offset, after) in std::mem::take(&mut self.uses) {
+            self.patch(at, (start + offset as usize) as i64 - (at + 4 + after) as i64);
+        }
+        let pool = std::mem::take(&mut self.pool);
+        self.bytes.extend(pool);
+        self.bytes
+    }
+
+    fn patch(&mut self, at: usize, value: i64) {
+        let value = i32::try_from(value).expect("a function is smaller than 2 GiB");
+        self.bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    }
+
+    // ---- operands
+
+    /// ModRM, SIB and displacement; `unit`: bytes that a short displacement counts; `after`: bytes of the instruction behind it.
+    fn operand(&mut self, reg: u8, rm: Rm, unit: i32, after: usize) {
+        let reg = (reg & 7) << 3;
+        match rm {
+            Rm::Reg(r) => self.bytes.push(0xC0 | reg | (r & 7)),
+            Rm::Pool(offset) | Rm::Spread(offset) => {
+                self.bytes.push(reg | 5);
+                self.uses.push((self.bytes.len(), offset, after));
+                self.bytes.extend([0; 4]);
+            }
+            Rm::Mem(m) => {
+                let short = m.disp % unit == 0 && i8::try_from(m.disp / unit).is_ok();
+                let mode = if m.disp == 0 && m.base & 7 != 5 {
+                    0
+                } else if short {
+                    0x40
+                } else {
+                    0x80
+                };
+                match m.index {
+                    Some(index) => {
+                        self.bytes.push(mode | reg | 4);
+                        self.bytes.push(m.scale << 6 | (index & 7) << 3 | (m.base & 7));
+                    }
+                    None if m.base & 7 == 4 => {
+                        self.bytes.push(mode | reg | 4);
+                        self.bytes.push(0x24);
+                    }
+                    None => self.bytes.push(mode | reg | (m.base & 7)),
+                }
+                match mode {
+                    0 => {}
+                    0x40 => self.bytes.push((m.disp / unit) as i8 as u8),
+                    _ => self.bytes.extend(m.disp.to_le_bytes()),
+                }
+            }
+        }
+    }
+
+    // ---- vectors
+
+    /// The bits that extend the numbers of the last operand: of an index (or a vector's fifth bit), and of a base.
+    fn extension(rm: Rm) -> (u8, u8) {
+        match rm {
+            Rm::Reg(r) => (r >> 4 & 1, r >> 3 & 1),
+            Rm::Mem(m) => (m.index.map_or(0, |i| i >> 3 & 1), m.base >> 3 & 1),
+            Rm::Pool(_) | Rm::Spread(_) => (0, 0),
+        }
+    }
+
+    /// `reg = op(second, rm)` in the EVEX encoding.
+    #[allow(clippy::too_many_arguments)]
+    pub fn evex(&mut self, c: Code, length: Length, reg: u8, second: u8, rm: Rm, mask: Masked, imm: Option<u8>) {
+        let (x, b) = Asm::extension(rm);
+        // The fifth bit of a gather's index stands where that of the second operand does.
+        let fifth = match rm {
+            Rm::Mem(Mem { index: Some(i), .. }) if i >= 16 => 1,
+            _ => second >> 4 & 1,
+        };
+        let spread = matches!(rm, Rm::Spread(_));
+        self.bytes.push(0x62);
+        self.bytes.push((!(reg >> 3) & 1) << 7 | (!x & 1) << 6 | (!b & 1) << 5 | (!(reg >> 4) & 1) << 4 | c.map);
+        self.bytes.push(u8::from(c.w) << 7 | (!second & 15) << 3 | 4 | c.pp);
+        self.bytes.push(
+            u8::from(mask.zero) << 7 | (length as u8) << 5 | u8::from(spread) << 4 | (!fifth & 1) << 3 | mask.by,
+        );
+        self.bytes.push(c.op);
+        let unit = match c.part {
+            Part::Full => length.bytes(),
+            Part::Half => length.bytes() / 2,
+            Part::Quarter => length.bytes() / 4,
+            Part::Bytes(n) => i32::from(n),
+        };
+        self.operand(reg, rm, unit, usize::from(imm.is_some()));
+        self.bytes.extend(imm);
+    }
+
+    /// The same in the VEX encoding.
+    pub fn vex(&mut self, c: Code, length: Length, reg: u8, second: u8, rm: Rm, imm: Option<u8>) {
+        let (x, b) = Asm::extension(rm);
+        let x = if matches!(rm, Rm::Reg(_)) { 0 } else { x };
+        self.bytes.push(0xC4);
+        self.bytes.push((!(reg >> 3) & 1) << 7 | (!x & 1) << 6 | (!b & 1) << 5 | c.map);
+        self.bytes.push(u8::from(c.w) << 7 | (!second & 15) << 3 | u8::from(length != Length::X) << 2 | c.pp);
+        self.bytes.push(c.op);
+        self.operand(reg, rm, 1, usize::from(imm.is_some()));
+        self.bytes.extend(imm);
+    }
+
+    /// On whole vectors, in the encoding of this assembler's width.
+    pub fn vector(&mut self, c: Code, reg: u8, second: u8, rm: Rm, imm: Option<u8>) {
+        self.sized(c, self.length(), reg, second, rm, imm);
+    }
+
+    /// On vectors of a length, in the encoding of this assembler's width.
+    pub fn sized(&mut self, c: Code, length: Length, reg: u8, second: u8, rm: Rm, imm: Option<u8>) {
+        if self.wide {
+            self.evex(c, length, reg, second, rm, Masked::default(), imm);
+        } else {
+            self.vex(c, length, reg, second, rm, imm);
+        }
+    }
+
+    // ---- general registers
+
+    /// An instruction with the prefix REX; `long`: on 64 bits.
+    pub fn general(&mut self, long: bool, op: &[u8], reg: u8, rm: Rm, imm: &[u8]) {
+        let (x, b) = Asm::extension(rm);
+        let x = if matches!(rm, Rm::Reg(_)) { 0 } else { x };
+        let rex = 0x40 | u8::from(long) << 3 | (reg >> 3 & 1) << 2 | x << 1 | b;
+        if rex != 0x40 {
+            self.bytes.push(rex);
+        }
+        self.bytes.extend(op);
+        self.operand(reg, rm, 1, imm.len());
+        self.bytes.extend(imm);
+    }
+
+    pub fn mov(&mut self, to: Gpr, from: Rm) {
+        self.general(true, &[0x8B], to, from, &[]);
+    }
+
+    pub fn store(&mut self, to: Mem, from: Gpr) {
+        self.general(true, &[0x89], from, Rm::Mem(to), &[]);
+    }
+
+    pub fn constant(&mut self, to: Gpr, value: i64) {
+        if let Ok(value) = u32::try_from(value) {
+            if to >= 8 {
+                self.bytes.push(0x41);
+            }
+            self.bytes.push(0xB8 | (to & 7));
+            self.bytes.extend(value.to_le_bytes());
+        } else if let Ok(value) = i32::try_from(value) {
+            self.general(true, &[0xC7], 0, Rm::Reg(to), &value.to_le_bytes());
+        } else {
+            self.bytes.push(0x48 | to >> 3);
+            self.bytes.push(0xB8 | (to & 7));
+            self.bytes.extend(value.to_le_bytes());
+        }
+    }
+
+    pub fn lea(&mut self, to: Gpr, from: Mem) {
+        self.general(true, &[0x8D], to, Rm::Mem(from), &[]);
+    }
+
+    pub fn add(&mut self, to: Gpr, from: Rm) {
+        self.general(true, &[0x03], to, from, &[]);
+    }
+
+    pub fn add_constant(&mut self, to: Rm, value: i32) {
+        match i8::try_from(value) {
+            Ok(value) => self.general(true, &[0x83], 0, to, &[value as u8]),
+            Err(_) => self.general(true, &[0x81], 0, to, &value.to_le_bytes()),
+        }
+    }
+
+    pub fn sub(&mut self, to: Gpr, from: Rm) {
+        self.general(true, &[0x2B], to, from, &[]);
+    }
+
+    pub fn multiply_constant(&mut self, to: Gpr, from: Rm, value: i32) {
+        self.general(true, &[0x69], to, from, &value.to_le_bytes());
+    }
+
+    pub fn multiply(&mut self, to: Gpr, from: Rm) {
+        self.general(true, &[0x0F, 0xAF], to, from, &[]);
+    }
+
+    pub fn compare(&mut self, a: Gpr, b: Rm) {
+        self.general(true, &[0x3B], a, b, &[]);
+    }
+
+    pub fn compare_constant(&mut self, a: Rm, value: i32) {
+        match i8::try_from(value) {
+            Ok(value) => self.general(true, &[0x83], 7, a, &[value as u8]),
+            Err(_) => self.general(true, &[0x81], 7, a, &value.to_le_bytes()),
+        }
+    }
+
+    pub fn push(&mut self, r: Gpr) {
+        if r >= 8 {
+            self.bytes.push(0x41);
+        }
+        self.bytes.push(0x50 | (r & 7));
+    }
+
+    pub fn pop(&mut self, r: Gpr) {
+        if r >= 8 {
+            self.bytes.push(0x41);
+        }
+        self.bytes.push(0x58 | (r & 7));
+    }
+
+    // ---- jumps
+
+    pub fn label(&mut self) -> Label {
+        self.labels.push(None);
+        Label(self.labels.len() - 1)
+    }
+
+    pub fn place(&mut self, label: Label) {
+        self.labels[label.0] = Some(self.bytes.len());
+    }
+
+    pub fn jump(&mut self, to: Label) {
+        self.bytes.push(0xE9);
+        self.target(to);
+    }
+
+    pub fn jump_if(&mut self, condition: Condition, to: Label) {
+        self.bytes.extend([0x0F, 0x80 | condition as u8]);
+        self.target(to);
+    }
+
+    pub fn call(&mut self, to: Label) {
+        self.bytes.push(0xE8);
+        self.target(to);
+    }
+
+    fn target(&mut self, to: Label) {
+        self.jumps.push((self.bytes.len(), to));
+        self.bytes.extend([0; 4]);
+    }
+}
