@@ -290,6 +290,8 @@ pub enum Stage {
     Kernel,
     /// The code generator's input
     Clif,
+    /// Kernels as code over vectors of 512 bits
+    Vector,
 }
 
 impl SourceArgs {

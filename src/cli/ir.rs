@@ -15,6 +15,7 @@ pub fn run(args: &IrArgs, threads: usize, out: &mut Output) -> Code {
         Stage::Backward => inspect::Stage::Backward,
         Stage::Kernel => inspect::Stage::Kernel,
         Stage::Clif => inspect::Stage::Clif,
+        Stage::Vector => inspect::Stage::Vector,
     };
     match inspect::text(stage, args.model.as_deref(), &options, &Disk) {
         Ok(text) => {

@@ -5,6 +5,7 @@ use super::findings::{Findings, Outcome};
 use super::options::Options;
 use super::pipeline::{self, sound, with};
 use super::plan;
+use crate::codegen::wide::Width;
 use crate::diag::{Diagnostic, did_you_mean};
 use crate::elaborate::{Elab, Mode};
 use crate::ir::print;
@@ -21,6 +22,7 @@ pub enum Stage {
     Backward,
     Kernel,
     Clif,
+    Vector,
 }
 
 /// One form of a program; `model` chooses among several for the stages before gradients.
@@ -54,7 +56,20 @@ pub fn text(stage: Stage, model: Option<&str>, options: &Options, world: &dyn Wo
             let one = |(i, k): (usize, &kernel::Kernel)| format!("; k{i} {}\n{}", k.name, target.clif(k));
             Ok(module.kernels.iter().enumerate().map(one).collect::<Vec<_>>().join("\n"))
         }
+        Stage::Vector => {
+            let g = pipeline::graphs(options, world)?;
+            Ok(vector_text(&pipeline::lowered(&g, pipeline::ALL, &g.findings.sources, options)))
+        }
     }
+}
+
+/// The vector IR of kernels for the widest vectors, whatever processor this is.
+fn vector_text(module: &kernel::Module<'_>) -> String {
+    let one = |(i, k): (usize, &kernel::Kernel)| match Width::W512.text(k) {
+        Some(text) => format!("k{i} {}\n{text}", k.name),
+        None => format!("k{i} {}: not by vectors of this width\n", k.name),
+    };
+    module.kernels.iter().enumerate().map(one).collect::<Vec<_>>().join("\n")
 }
 
 fn forward(model: Option<&str>, options: &Options, world: &dyn World) -> Outcome<String> {

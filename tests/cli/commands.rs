@@ -149,7 +149,7 @@ fn one_of_a_kind_is_singular() {
 #[test]
 fn forms_of_a_program_are_stable() {
     let folder = tiny();
-    for stage in ["ast", "check", "graph", "backward", "kernel", "clif"] {
+    for stage in ["ast", "check", "graph", "backward", "kernel", "clif", "vector"] {
         let arguments = ["ir", "tiny.pta", "--stage", stage];
         let first = succeeds(folder.path(), &arguments);
         assert!(first.lines().count() > 10, "{stage}:\n{first}");

@@ -22,6 +22,7 @@ pub fn run(stage: &str, case: &Case) -> Result<String, String> {
         "graph" => Ok(form(Stage::Graph, case)),
         "backward" => Ok(form(Stage::Backward, case)),
         "kernel" => Ok(form(Stage::Kernel, case)),
+        "vector" => Ok(form(Stage::Vector, case)),
         _ => Err(format!("no stage is named `{stage}`")),
     }
 }

@@ -19,7 +19,6 @@ thread_local! {
 /// Calls a test with each code generator that this processor can run the code of.
 pub fn with_each_generator(test: fn()) {
     for width in Width::ALL.into_iter().filter(|w| w.is_here()).map(Some).chain([None]) {
-        println!("{width:?}");
         WIDTH.set(width);
         test();
     }

@@ -243,9 +243,8 @@ impl Asm {
         self.bytes.push(0x62);
         self.bytes.push((!(reg >> 3) & 1) << 7 | (!x & 1) << 6 | (!b & 1) << 5 | (!(reg >> 4) & 1) << 4 | c.map);
         self.bytes.push(u8::from(c.w) << 7 | (!second & 15) << 3 | 4 | c.pp);
-        self.bytes.push(
-            u8::from(mask.zero) << 7 | (length as u8) << 5 | u8::from(spread) << 4 | (!fifth & 1) << 3 | mask.by,
-        );
+        self.bytes
+            .push(u8::from(mask.zero) << 7 | (length as u8) << 5 | u8::from(spread) << 4 | (!fifth & 1) << 3 | mask.by);
         self.bytes.push(c.op);
         let unit = match c.part {
             Part::Full => length.bytes(),

@@ -22,7 +22,7 @@ impl Function {
                 let (zero, one) = (self.i32(0), self.i32(1));
                 self.select(x, one, zero)
             }
-            (_, DType::I32) => self.to_int(x),
+            (_, DType::I32) => self.saturated(x),
             (DType::Bool, _) => {
                 let (zero, one) = (self.f32(0.0), self.f32(1.0));
                 self.select(x, one, zero)
@@ -39,7 +39,7 @@ impl Function {
     }
 
     /// Towards zero; saturates, and NaN gives 0.
-    fn to_int(&mut self, x: Reg) -> Reg {
+    fn saturated(&mut self, x: Reg) -> Reg {
         let whole = self.op(Op::ToInt, &[x]);
         let (limit, most, zero) = (self.f32(2_147_483_648.0), self.i32(i32::MAX), self.i32(0));
         let large = self.op(Op::Compare(Relation::GreaterEqual), &[x, limit]);

@@ -278,8 +278,7 @@ impl Emit<'_> {
             Min => self.binary(code(1, 0, 0x5D), i, false),
             Max => self.binary(code(1, 0, 0x5F), i, false),
             Sqrt => self.unary(code(1, 0, 0x51), i, None),
-            MulAdd => self.mul_add(i, [0x98, 0xA8, 0xB8]),
-            NegMulAdd => self.mul_add(i, [0x9C, 0xAC, 0xBC]),
+            MulAdd => self.mul_add(i),
             Round(mode) => {
                 let mode = match mode {
                     Rounding::Nearest => 8,
@@ -298,7 +297,6 @@ impl Emit<'_> {
             And => self.binary(code(1, 1, 0xDB), i, true),
             Or => self.binary(code(1, 1, 0xEB), i, true),
             Xor => self.binary(XOR, i, true),
-            AndNot => self.binary(code(1, 1, 0xDF), i, false),
             ShiftLeft(n) => self.shift(i, 6, n),
             ShiftRight(n) => self.shift(i, 2, n),
             ShiftRightSigned(n) => self.shift(i, 4, n),
@@ -421,10 +419,6 @@ impl Emit<'_> {
                 self.compare_word(a, b, limit);
                 self.part(Condition::Below);
             }
-            IfAny => {
-                self.test_any(a);
-                self.part(Condition::Zero);
-            }
             End => {
                 let end = self.open.pop().expect("parts are closed in order");
                 self.a.place(end);
@@ -501,7 +495,8 @@ impl Emit<'_> {
     }
 
     /// The forms of a fused product: to = to * rm + second, to = second * to + rm, to = second * rm + to.
-    fn mul_add(&mut self, i: &Inst, [form132, form213, form231]: [u8; 3]) {
+    fn mul_add(&mut self, i: &Inst) {
+        let [form132, form213, form231] = [0x98, 0xA8, 0xB8];
         let [mut a, mut b, c] = i.args;
         let op = |byte| code(2, 1, byte);
         let to = self.target(i.to);

@@ -84,8 +84,6 @@ pub enum Op {
     Sqrt,
     /// a * b + c, rounded once.
     MulAdd,
-    /// c - a * b, rounded once.
-    NegMulAdd,
     Round(Rounding),
     /// a * 2^b for whole b, rounded once.
     Scale,
@@ -102,8 +100,6 @@ pub enum Op {
     And,
     Or,
     Xor,
-    /// not a, and b.
-    AndNot,
     ShiftLeft(u8),
     ShiftRight(u8),
     ShiftRightSigned(u8),
@@ -182,8 +178,6 @@ pub enum Op {
     /// The start of a part that is only run if the word a is below a number or the word b.
     IfBelow(Option<u64>),
     IfNotBelow(Option<u64>),
-    /// .. if the mask a has a lane.
-    IfAny,
     /// The end of such a part.
     End,
 }
@@ -233,7 +227,14 @@ pub struct Function {
 
 impl Function {
     pub fn new(lanes: usize, kernel: &Kernel) -> Function {
-        Function { lanes, regs: Vec::new(), code: Vec::new(), keys: kernel.keys, fused: true, constants: HashMap::new() }
+        Function {
+            lanes,
+            regs: Vec::new(),
+            code: Vec::new(),
+            keys: kernel.keys,
+            fused: true,
+            constants: HashMap::new(),
+        }
     }
 
     pub fn class(&self, r: Reg) -> Class {
@@ -276,10 +277,12 @@ impl Function {
     fn result(op: Op) -> Class {
         use Op::*;
         match op {
-            Compare(_) | CompareInt(_) | MaskAnd | MaskOr | MaskXor | MaskAndNot | FirstLanes | Any | All => Class::Mask,
+            Compare(_) | CompareInt(_) | MaskAnd | MaskOr | MaskXor | MaskAndNot | FirstLanes | Any | All => {
+                Class::Mask
+            }
             Load(DType::Bool) | LoadSplat(DType::Bool) | Gather(DType::Bool) => Class::Mask,
-            FirstWord | Argument(_) | Pointer(_) | Key(_) | WordConst(_) | AddWord | SubWord | MinWord | AddConst(_)
-            | MulConst(_) | DivConst(_) => Class::Word,
+            FirstWord | Argument(_) | Pointer(_) | Key(_) | WordConst(_) | AddWord | SubWord | MinWord
+            | AddConst(_) | MulConst(_) | DivConst(_) => Class::Word,
             _ => Class::Vector,
         }
     }
@@ -295,6 +298,14 @@ impl Function {
         let mut all = [Reg::NONE; 3];
         all[..args.len()].copy_from_slice(args);
         self.code.push(Inst { op, to, args: all, at: None, mask: Reg::NONE });
+    }
+
+    /// Writes a value that was just computed, and that nothing else reads, to a variable.
+    pub fn move_last(&mut self, to: Reg, value: Reg) {
+        match self.code.last_mut() {
+            Some(last) if last.to == value && value != to => last.to = to,
+            _ => self.set(to, Op::Copy, &[value]),
+        }
     }
 
     /// An instruction without a result.

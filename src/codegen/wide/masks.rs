@@ -45,7 +45,9 @@ impl Emit<'_> {
 
     pub fn mask_done(&mut self, to: Reg, register: u8) {
         match self.home(to) {
-            Home::Register(n) if n != register => self.a.vex(code(1, 0, 0x90), Length::X, n, 0, Rm::Reg(register), None),
+            Home::Register(n) if n != register => {
+                self.a.vex(code(1, 0, 0x90), Length::X, n, 0, Rm::Reg(register), None)
+            }
             Home::Slot(_) => {
                 let slot = self.slot_of(to).expect("just seen");
                 self.a.vex(code(1, 0, 0x91), Length::X, register, 0, Rm::Mem(slot), None);
@@ -320,4 +322,3 @@ fn float_predicate(relation: Relation) -> u8 {
         Relation::GreaterEqual => 0x1D,
     }
 }
-

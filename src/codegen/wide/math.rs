@@ -75,16 +75,20 @@ impl Function {
     }
 
     pub fn exp(&mut self, x: Reg) -> Reg {
+        // Below this the result is 0. It is not computed there: results that underflow take a hundred times as long, and
+        // what a softmax masks off is all of that kind.
+        let (low, zero, one) = (self.f32(-104.0), self.f32(0.0), self.f32(1.0));
+        let none = self.less(x, low);
+        let x = self.select(none, zero, x);
         let (whole, q) = self.exp_parts(x);
-        let one = self.f32(1.0);
         let y = self.add(q, one);
-        self.scale(y, whole)
+        let y = self.scale(y, whole);
+        self.select(none, zero, y)
     }
 
-    /// e^x = (1 + q) * 2^whole; x is clamped to where its exponential changes (NaN stays NaN).
+    /// e^x = (1 + q) * 2^whole; x is not below -104, and is clamped to where its exponential is infinite (NaN stays NaN).
     fn exp_parts(&mut self, x: Reg) -> (Reg, Reg) {
-        let (low, high) = (self.f32(-104.0), self.f32(89.0));
-        let x = self.op(Op::Max, &[low, x]);
+        let high = self.f32(89.0);
         let x = self.op(Op::Min, &[high, x]);
         let (log2e, rounder) = (self.f32(std::f32::consts::LOG2_E), self.f32(ROUNDER));
         let sum = self.mul_add(x, log2e, rounder);
@@ -116,7 +120,10 @@ impl Function {
     }
 
     pub fn expm1(&mut self, x: Reg) -> Reg {
-        let (n, q) = self.exp_parts(x);
+        // Below this the result is -1.
+        let low = self.f32(-30.0);
+        let clamped = self.op(Op::Max, &[low, x]);
+        let (n, q) = self.exp_parts(clamped);
         // (1 + q) 2^n - 1 = q 2^n + (2^n - 1); for large n the last part is 2^n, or too large for this form.
         let (zero, one, bound) = (self.f32(0.0), self.f32(1.0), self.f32(60.0));
         let scaled = self.scale(q, n);

@@ -264,11 +264,7 @@ impl Emit<'_> {
     fn round_bf16(&mut self, x: u8, s: u8, t: u8) {
         let constant = |e: &mut Self, bits: u32| {
             let bytes = bits.to_le_bytes();
-            if e.a.wide {
-                Rm::Spread(e.a.pool(&bytes))
-            } else {
-                Rm::Pool(e.a.pool(&bytes.repeat(e.f.lanes)))
-            }
+            if e.a.wide { Rm::Spread(e.a.pool(&bytes)) } else { Rm::Pool(e.a.pool(&bytes.repeat(e.f.lanes))) }
         };
         let (one, below, quiet) = (constant(self, 1), constant(self, 0x7FFF), constant(self, 0x40));
         let (add, and, or) = (code(1, 1, 0xFE), code(1, 1, 0xDB), code(1, 1, 0xEB));

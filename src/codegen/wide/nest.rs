@@ -413,7 +413,7 @@ impl Build<'_> {
                 Some(active) => self.pick(active, new, sum),
                 None => new,
             };
-            self.f.set(sum, Op::Copy, &[new]);
+            self.f.move_last(sum, new);
         }
     }
 
@@ -426,7 +426,7 @@ impl Build<'_> {
         for (r, value) in pass.reductions.iter().zip(values) {
             let to = self.registers[r.register.index()][group];
             let new = self.combine(r.kind, self.kernel.registers[r.register.index()], to, value);
-            self.f.set(to, Op::Copy, &[new]);
+            self.f.move_last(to, new);
         }
         for (carry, value) in pass.carries.iter().zip(next) {
             let to = self.registers[carry.register.index()][group];
@@ -463,7 +463,10 @@ impl Build<'_> {
     /// The whole of several sums of lanes, in every lane.
     fn total(&mut self, kind: ReduceKind, dtype: DType, mut sums: Vec<Reg>) -> Reg {
         while sums.len() > 1 {
-            sums = sums.chunks(2).map(|p| if p.len() == 2 { self.combine(kind, dtype, p[0], p[1]) } else { p[0] }).collect();
+            sums = sums
+                .chunks(2)
+                .map(|p| if p.len() == 2 { self.combine(kind, dtype, p[0], p[1]) } else { p[0] })
+                .collect();
         }
         let mut sum = sums[0];
         if dtype == DType::Bool {
