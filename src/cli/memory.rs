@@ -34,6 +34,7 @@ fn table(n: &Needed, all: bool, out: &mut Output) {
     if n.scratch_bytes > 0 {
         out.line(format!("beside it {} of working memory of the threads", memory::show(n.scratch_bytes as u64)));
     }
+    out.line(format!("while a checkpoint is written {} more", memory::show(n.checkpoint_bytes as u64)));
     out.line("\nby category");
     for (name, bytes) in r.by_category.iter().filter(|(_, b)| **b > 0) {
         out.line(format!("  {name:<18} {:>14}", grouped(*bytes as u64)));

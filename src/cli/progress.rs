@@ -42,7 +42,7 @@ impl Progress {
             None if p.logged => {
                 let start = format!("step {}/{}  loss {}", p.step, p.steps, show::number(p.loss));
                 let end = format!("  {rate}  {} left", show::duration(p.left));
-                let figures = fitting(&p.figures, "  ", out.width().saturating_sub(start.len() + end.len()));
+                let figures = fitting(&p.figures, "  ", out.width().max(LINE).saturating_sub(start.len() + end.len()));
                 out.line(format!("{start}{figures}{end}"));
             }
             None => {}
@@ -73,6 +73,9 @@ impl Progress {
         }
     }
 }
+
+/// Columns that a line has where it goes to no terminal.
+const LINE: usize = 100;
 
 /// Figures as they follow a loss, each after `before`: as many as there is room for, the norm of gradients above all. The
 /// file of metrics has them all.

@@ -3,6 +3,7 @@
 use super::findings::{Findings, Outcome, span_of};
 use super::options::Options;
 use super::pipeline::{self, Graphs};
+use super::weights;
 use crate::diag::Diagnostic;
 use crate::memory::{self, Report};
 use crate::program::Source;
@@ -15,6 +16,8 @@ pub struct Needed {
     pub report: Report,
     /// Working memory of the threads, beside the report's.
     pub scratch_bytes: usize,
+    /// The copy of parameters and states that is written in the background when a checkpoint is made.
+    pub checkpoint_bytes: usize,
     pub graphs: Graphs,
 }
 
@@ -30,13 +33,15 @@ pub fn needed(options: &Options, world: &dyn World) -> Outcome<Needed> {
     let scratch_bytes = scratch_bytes(program, options.thread_count());
     let report = report.ok_or_else(|| super::passes::internal("plan memory", "there is no routine"))?;
     drop(module);
-    Ok(Needed { plan: options.plan.clone(), report, scratch_bytes, graphs })
+    let checkpoint_bytes = weights::saved_bytes(&graphs.recipe);
+    Ok(Needed { plan: options.plan.clone(), report, scratch_bytes, checkpoint_bytes, graphs })
 }
 
 impl Needed {
-    /// The error where the peak is over a limit: it points at what takes most.
+    /// The error where the peak of a run, which writes a checkpoint at its end at the latest, is over a limit: it points at
+    /// what takes most.
     pub fn over(&self, limit: u64) -> Option<Box<Findings>> {
-        let peak = (self.report.peak_bytes + self.scratch_bytes) as u64;
+        let peak = (self.report.peak_bytes + self.scratch_bytes + self.checkpoint_bytes) as u64;
         if peak <= limit {
             return None;
         }
@@ -58,6 +63,9 @@ impl Needed {
                 break;
             }
         }
+        let copy = show(self.checkpoint_bytes as u64);
+        d = d
+            .with_note(format!("{copy} of it are a copy, while a checkpoint is written: `train --no-save` takes none"));
         let mut f = Findings { sources: sources.clone(), ..Findings::default() };
         f.sink.push(d.help("use a smaller batch, `microbatches` in a plan, or a lower precision"));
         Some(Box::new(f))
@@ -65,7 +73,8 @@ impl Needed {
 
     /// As `--json` prints it.
     pub fn json(&self) -> serde_json::Value {
-        let mut rank = serde_json::json!({"rank": 0, "stage": 0, "scratch_bytes": self.scratch_bytes});
+        let mut rank = serde_json::json!({"rank": 0, "stage": 0, "scratch_bytes": self.scratch_bytes,
+            "checkpoint_bytes": self.checkpoint_bytes});
         if let (Some(all), Ok(serde_json::Value::Object(report))) =
             (rank.as_object_mut(), serde_json::to_value(&self.report))
         {

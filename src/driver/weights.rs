@@ -30,6 +30,12 @@ fn slots<'r>(recipe: &'r Recipe, group: &str) -> Vec<(Slot, &'r TensorInfo)> {
     params.chain(states.map(|(i, (t, _))| (Slot::State(i), t))).collect()
 }
 
+/// Bytes that [`save`] copies.
+pub fn saved_bytes(recipe: &Recipe) -> usize {
+    let all = [MODEL, OPTIMIZER, AVERAGE].into_iter().flat_map(|group| slots(recipe, group));
+    all.map(|(_, info)| info.size().unwrap_or(usize::MAX)).fold(0, usize::saturating_add)
+}
+
 /// Copies everything out; `spare` gives buffers of an earlier snapshot.
 pub fn save(recipe: &Recipe, engine: &dyn Engine, spare: Vec<Group>) -> Vec<Group> {
     let mut buffers = spare.into_iter().flat_map(|g| g.tensors).map(|t| t.bytes);

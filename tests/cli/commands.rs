@@ -118,6 +118,21 @@ fn memory_sums_up_and_fails_over_a_limit() {
         rank["by_category"]["optimizer_state"].as_u64(),
         rank["by_category"]["parameters"].as_u64().map(|n| 2 * n)
     );
+    // A checkpoint is written from a copy: all of its tensors.
+    let copy = rank["checkpoint_bytes"].as_u64().expect("bytes");
+    succeeds(folder.path(), &["train", "tiny.pta", "--steps", "1"]);
+    let index = std::fs::read(folder.path().join("runs/Tiny/step-00000001/index.json")).expect("an index");
+    let index: serde_json::Value = serde_json::from_slice(&index).expect("JSON");
+    let tensors = index["tensors"].as_array().expect("a list").iter();
+    let elements = |t: &serde_json::Value| -> u64 {
+        t["shape"].as_array().expect("sizes").iter().map(|n| n.as_u64().expect("a size")).product()
+    };
+    assert_eq!(copy, tensors.map(|t| 4 * elements(t)).sum::<u64>());
+    // The limit counts it, too.
+    let all = peak + rank["scratch_bytes"].as_u64().expect("bytes") + copy;
+    succeeds(folder.path(), &["memory", "tiny.pta", "--limit", &all.to_string()]);
+    let text = fails(folder.path(), &["memory", "tiny.pta", "--limit", &(all - 1).to_string()], 1, "E0604");
+    assert!(text.contains("while a checkpoint is written: `train --no-save`"), "{text}");
     let text = fails(folder.path(), &["memory", "tiny.pta", "--limit", "1KiB"], 1, "E0604");
     assert!(text.contains("tiny.pta:") || text.contains("<std>/"), "{text}");
     succeeds(folder.path(), &["memory", "tiny.pta", "--limit", "1GiB"]);
