@@ -377,6 +377,28 @@ fn the_lstm_is_its_recurrence() {
 }
 
 #[test]
+fn the_forget_gate_of_an_lstm_may_begin_open() {
+    let text = "
+        use nn.{Lstm}
+        dim batch = 2, pos = 4, i = 3, h = 2
+        model M(x: [batch, pos, i]) {
+            let shut = Lstm[pos, i, h]
+            let open = Lstm[pos, i, h, forget_bias = 1.5]
+            output y = shut(x) + open(x)
+            output a = shut.bias
+            output b = open.bias
+        }";
+    let out = run_at(text, &Setting::default(), &[("x", noise(10, 24))]);
+    for gate in 0..4 {
+        for j in 0..2 {
+            let place = [("gate", gate), ("hidden", j), ("h", j)];
+            close(out["a"].at(&place), 0.0);
+            close(out["b"].at(&place), if gate == 1 { 1.5 } else { 0.0 });
+        }
+    }
+}
+
+#[test]
 fn dropless_experts_add_up_what_each_chosen_one_says() {
     let text = "
         use nn.{Moe}

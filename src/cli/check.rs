@@ -6,6 +6,7 @@ use super::{Code, ERROR, OK};
 use crate::diag::render;
 use crate::driver::{Findings, check};
 use crate::source::Disk;
+use crate::syntax::ast::ItemKind;
 use crate::types::counted;
 
 pub fn run(args: &CheckArgs, out: &mut Output) -> Code {
@@ -26,6 +27,11 @@ pub fn run(args: &CheckArgs, out: &mut Output) -> Code {
             line += &format!(", {} values of state", grouped(m.states));
         }
         out.line(line);
+    }
+    if c.models.is_empty() && !failed {
+        let defs = c.program.main_items(|i| matches!(i, ItemKind::Def(_)).then_some(())).len();
+        let path = args.source.request().path;
+        out.line(format!("{}: ok, {} and no model", path.display(), counted(defs, "definition")));
     }
     out.findings(&Findings { sources: c.sources, sink: c.sink })
 }

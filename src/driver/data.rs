@@ -1,5 +1,6 @@
 //! Data statements of a train item as the runtime's own descriptions, and which inputs they feed.
 
+use super::findings::DataPlaces;
 use crate::check::constant::Const;
 use crate::diag::Diagnostic;
 use crate::elaborate::feed::{Feed, FeedExpr, Source};
@@ -23,12 +24,11 @@ pub fn spec(feed: &Feed, base: &Path) -> Result<DataSpec, Diagnostic> {
 }
 
 /// Where the program names its data.
-pub fn place(feed: &Feed, sources: &SourceMap) -> program::Source {
-    let span = match feed {
-        Feed::Stream(s) => Some(s.span),
-        Feed::Fields(fields) => fields.first().map(|f| f.1),
-    };
-    span.map_or_else(program::Source::default, |span| at(span, sources))
+pub fn places(feed: &Feed, sources: &SourceMap) -> DataPlaces {
+    match feed {
+        Feed::Stream(s) => vec![(String::new(), at(s.span, sources))],
+        Feed::Fields(fields) => fields.iter().map(|f| (f.0.clone(), at(f.1, sources))).collect(),
+    }
 }
 
 /// A place in the program as built programs keep it.

@@ -180,15 +180,16 @@ fn not_fed(name: &str) -> RuntimeError {
 
 /// An error whose place is a line of the program.
 pub(super) fn stop(mut error: RuntimeError) -> Stop {
-    let place = error.place.as_deref().and_then(|p| {
-        let mut parts = p.rsplitn(3, ':');
+    let parse = |place: Option<&str>| {
+        let mut parts = place?.rsplitn(3, ':');
         let (column, line) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
         Some(Source { file: parts.next()?.to_string(), line, column, ..Source::default() })
-    });
-    if place.is_some() {
+    };
+    let (at, within) = (parse(error.place.as_deref()), parse(error.within.as_deref()));
+    if at.is_some() {
         error.place = None;
     }
-    Stop { at: place, ..Stop::from(error) }
+    Stop { at, within, ..Stop::from(error) }
 }
 
 /// Elements as numbers.
@@ -280,13 +281,13 @@ impl Interpreted {
         interp::run(graph, env).map_err(|e| match e {
             InterpError::Env(message) => RuntimeError::internal(message).into(),
             InterpError::Range(op, OutOfRange { index, dim, size }) => {
-                let error = RuntimeError::out_of_range(index, &dim, size);
-                let d = diagnostic(match graph.called(op, &self.texts) {
-                    Some(site) => error.called_at(&self.texts.place(site)),
-                    None => error,
-                });
-                let place = graph.op(op).span;
-                Stop { found: vec![place.into_iter().fold(d, |d, span| d.at(span, "here"))], at: None }
+                let d = diagnostic(RuntimeError::out_of_range(index, &dim, size));
+                let found = match (graph.called(op, &self.texts), graph.op(op).span) {
+                    (Some(site), Some(span)) => d.at(site, "in this call").and(span, "here"),
+                    (_, Some(span)) => d.at(span, "here"),
+                    (_, None) => d,
+                };
+                Stop { found: vec![found], at: None, within: None }
             }
         })
     }

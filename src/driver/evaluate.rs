@@ -1,10 +1,10 @@
 //! Passes over validation data.
 
 use super::engine::{Engine, Figure, Routine};
-use super::findings::Stop;
+use super::findings::{DataPlaces, Stop};
 use super::recipe::Recipe;
 use crate::diag::Diagnostic;
-use crate::program::{OutputKind, Source};
+use crate::program::OutputKind;
 use crate::runtime::data::{Batch, CharTable, DataSpec, Loader, Order};
 use crate::runtime::stop::StopFlag;
 use std::path::Path;
@@ -12,7 +12,7 @@ use std::path::Path;
 /// Validation data, opened once for all passes.
 pub struct Pass {
     /// Where the program names the data.
-    at: Source,
+    at: DataPlaces,
     /// None where the model has no inputs.
     loader: Option<Loader>,
     /// The name of the sample dim.
@@ -37,7 +37,7 @@ impl Pass {
     /// `data` with its place in the program; `limit`: at most so many batches.
     pub fn open(
         recipe: &Recipe,
-        (data, at): (&DataSpec, &Source),
+        (data, at): (&DataSpec, &DataPlaces),
         chars: Option<&CharTable>,
         limit: Option<u64>,
     ) -> Result<Pass, Stop> {
@@ -45,8 +45,8 @@ impl Pass {
         if recipe.inputs.is_empty() {
             return Ok(Pass { at, loader: None, sample: None, batch: Batch::new(&[]), batches: limit.unwrap_or(1) });
         }
-        let loader =
-            Loader::open(data, &recipe.inputs, Order::Pass, chars).map_err(|e| Stop::at(recipe.with_option(e), &at))?;
+        let loader = Loader::open(data, &recipe.inputs, Order::Pass, chars)
+            .map_err(|e| Stop::of_data(recipe.with_option(e), &at))?;
         let batches = limit.map_or(loader.batches(), |n| n.min(loader.batches()));
         let sample = recipe.inputs.first().map(|i| i.dims[i.sample].name.clone());
         Ok(Pass { at, batch: loader.new_batch(), loader: Some(loader), sample, batches })
@@ -88,7 +88,7 @@ impl Pass {
                 return Ok(None);
             }
             if let Some(loader) = &mut self.loader {
-                loader.fill(n, &mut self.batch).map_err(|e| Stop::at(e, &self.at))?;
+                loader.fill(n, &mut self.batch).map_err(|e| Stop::of_data(e, &self.at))?;
             }
             let (values, figures): (Vec<Figure>, Vec<Figure>) =
                 engine.run(Routine::Eval, seed, n, &self.batch)?.into_iter().partition(|f| f.kind == OutputKind::Value);

@@ -248,7 +248,7 @@ fn recipe(
     };
     let valid = match &facts.valid {
         Some(v) => {
-            let (data, at) = (data::spec(&v.feed, base)?, data::place(&v.feed, sources));
+            let (data, at) = (data::spec(&v.feed, base)?, data::places(&v.feed, sources));
             Some(Valid { data, at, every: v.every, batches: v.batches })
         }
         None => None,
@@ -262,7 +262,7 @@ fn recipe(
         keep: facts.keep,
         log_every: facts.log_every,
         data: facts.data.as_ref().map(|f| data::spec(f, base)).transpose()?,
-        data_at: facts.data.as_ref().map_or_else(Default::default, |f| data::place(f, sources)),
+        data_at: facts.data.as_ref().map_or_else(Default::default, |f| data::places(f, sources)),
         valid,
         inputs,
         params: graph.params.iter().map(|p| info(&p.path, p.dtype, &p.dims)).collect(),

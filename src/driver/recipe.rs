@@ -2,6 +2,7 @@
 //! built program carries it; no source text is needed to use it.
 
 use super::files;
+use super::findings::DataPlaces;
 use super::origin::Origin;
 use crate::elaborate::weights::WeightsMap;
 use crate::program::{Role, Source};
@@ -24,7 +25,7 @@ pub struct Recipe {
     pub log_every: Option<u64>,
     pub data: Option<DataSpec>,
     /// Where the program names its data; nowhere if the command line does.
-    pub data_at: Source,
+    pub data_at: DataPlaces,
     pub valid: Option<Valid>,
     /// The inputs that data feeds.
     pub inputs: Vec<Input>,
@@ -46,7 +47,7 @@ pub struct Recipe {
 pub struct Valid {
     pub data: DataSpec,
     /// As [`Recipe::data_at`].
-    pub at: Source,
+    pub at: DataPlaces,
     pub every: Option<u64>,
     pub batches: Option<u64>,
 }
@@ -101,12 +102,12 @@ impl Recipe {
         if let Some(spec) = &mut self.data
             && files::replace(spec, &data)
         {
-            self.data_at = Source::default();
+            self.data_at = DataPlaces::default();
         }
         if let Some(v) = &mut self.valid
             && (files::replace(&mut v.data, &valid) | files::replace(&mut v.data, &data))
         {
-            v.at = Source::default();
+            v.at = DataPlaces::default();
         }
         Ok(())
     }

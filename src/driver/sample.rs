@@ -21,7 +21,9 @@ use crate::runtime::data::Input;
 use crate::runtime::tokenizer::TokenizerFile;
 use crate::source::World;
 use crate::stream;
-use crate::syntax::ast::{DataSource, ExprKind, ItemKind, Sample, StmtKind, TrainKind, TrainLine};
+use crate::syntax::ast::{
+    Arg, DataSource, ExprKind, ItemKind, Sample, StmtKind, TrainKind, TrainLine, TypeDim, TypeName,
+};
 use crate::types::DType;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -193,6 +195,34 @@ pub fn program(g: &SampleGraphs, options: &Options) -> Outcome<Program> {
     Ok(module.program)
 }
 
+/// A sample item for the file's model: tokens in sequence are fed back, of other models an output is given.
+fn first_sample(program: &resolve::Program) -> String {
+    let Some(model) = program.models().first().map(|at| program.model(*at)) else {
+        return "add a model, and `sample Model { output name = .. }`".to_string();
+    };
+    let name = &model.name.text;
+    let named = |a: &Arg| -> Vec<String> {
+        (a.ty.dims.iter().flatten())
+            .filter_map(|d| if let TypeDim::Dim(n) = d { Some(n.text.clone()) } else { None })
+            .collect()
+    };
+    let tokens = model
+        .args
+        .iter()
+        .find(|a| a.default.is_none() && a.ty.dtype.is_some_and(|(t, _)| t == TypeName::Int) && named(a).len() == 2);
+    if let Some(a) = tokens {
+        return format!("add `sample {name} {{ feed {}[{}] = draw[vocab](logits) }}`", a.name.text, named(a)[1]);
+    }
+    let output = model.body.stmts.iter().find_map(|s| match &s.kind {
+        StmtKind::Output { name, .. } => Some(name.text.as_str()),
+        _ => None,
+    });
+    match output {
+        Some(output) => format!("say what it gives: `sample {name}() {{ output result = {output} }}`"),
+        None => format!("add an `output y = ..` to the model, and `sample {name}() {{ output result = y }}`"),
+    }
+}
+
 fn sample_item<'a>(program: &'a resolve::Program, wanted: Option<&str>) -> Result<&'a Sample, Diagnostic> {
     let items = program.main_items(|i| match i {
         ItemKind::Sample(s) => Some(s),
@@ -213,8 +243,9 @@ fn sample_item<'a>(program: &'a resolve::Program, wanted: Option<&str>) -> Resul
                 None => format!("its sample items: {}", names.join(", ")),
             })
         }
-        None if names.is_empty() => Diagnostic::error("E0711", "the file has no sample item")
-            .help("add `sample Model { feed tokens[seq] = draw[vocab](logits) }`"),
+        None if names.is_empty() => {
+            Diagnostic::error("E0711", "the file has no sample item").help(first_sample(program))
+        }
         None => Diagnostic::error("E0711", "the file has several sample items")
             .help(format!("choose one with `--item NAME`: {}", names.join(", "))),
     })

@@ -260,7 +260,7 @@ impl<'r> Run<'r> {
             let batch = next.map_err(|e| {
                 // What ends the run is the data.
                 let _ = self.keep(engine, tell);
-                Stop::at(e, &self.recipe.data_at)
+                Stop::of_data(e, &self.recipe.data_at)
             })?;
             let figures = engine.run(Routine::Train, self.seed, self.step, batch.as_ref().unwrap_or(&empty))?;
             if let (Some(data), Some(batch)) = (&self.data, batch) {
@@ -479,7 +479,7 @@ fn open_data(recipe: &Recipe, seed: u64, chars: Option<&CharTable>) -> Result<Op
             .into());
     };
     let loader = Loader::open(spec, &recipe.inputs, Order::Train { seed }, chars);
-    loader.map(Some).map_err(|e| Stop::at(recipe.with_option(e), &recipe.data_at))
+    loader.map(Some).map_err(|e| Stop::of_data(recipe.with_option(e), &recipe.data_at))
 }
 
 /// How long a step takes: a mean in which the past fades.

@@ -137,7 +137,7 @@ fn load(recipe: &Recipe, engine: &mut dyn Engine, load: &Load) -> Result<(), Sto
     if let Some(e) = failed {
         return Err(Stop::at(e, &load.at));
     }
-    outcome.map_err(|found| Stop { found, at: Some(load.at.clone()) })?;
+    outcome.map_err(|found| Stop { found, at: Some(load.at.clone()), within: None })?;
     for (target, (_, bytes)) in &buffers.0 {
         engine.write(place(*target), bytes);
     }

@@ -57,8 +57,14 @@ impl<'a> Elab<'a> {
                             .at(n.span, "unknown argument")
                             .and(head, "its signature");
                         self.error(match near {
+                            _ if super::habits::AXES.contains(&n.text.as_str()) => {
+                                d.help(format!("dims are named in brackets: `{name}[dim](x)`"))
+                            }
                             Some(x) => d.help(format!("did you mean `{x}`?")),
-                            None => d.help("settings stand in brackets, values in parentheses"),
+                            None => {
+                                let names: Vec<&str> = args.iter().map(|a| a.name.text.as_str()).collect();
+                                d.help(format!("its arguments: {}; settings stand in brackets", names.join(", ")))
+                            }
                         });
                         good = false;
                         continue;

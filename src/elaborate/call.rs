@@ -49,6 +49,9 @@ impl<'a> Elab<'a> {
                 if self.dims_in_parentheses(at, items, args, callee.span) {
                     return Ev::error(e.span);
                 }
+                if args.is_empty() && self.instance_by_call(at, items, e.span) {
+                    return Ev::error(e.span);
+                }
                 let given = self.given(args);
                 if self.settings_in_parentheses(at, items, &given) {
                     return Ev::error(e.span);
@@ -96,8 +99,9 @@ impl<'a> Elab<'a> {
                 if let Some(m) = self.module_of(base) {
                     return match self.entity(m, &name.text) {
                         Some(Entity::Def(at)) => Callee::Def(at, &[]),
-                        _ => {
-                            self.unknown_name(&name.text, name.span);
+                        Some(_) => self.no_definition(&name.text, name.span),
+                        None => {
+                            self.unknown_item(m, name);
                             Callee::Error
                         }
                     };
@@ -151,20 +155,22 @@ impl<'a> Elab<'a> {
                 );
                 Callee::Error
             }
-            Some(_) => {
-                self.error(
-                    Diagnostic::error("E0206", format!("`{n}` cannot be called"))
-                        .at(span, "neither a function nor a layer")
-                        .help("a dim's or constant's name is its value"),
-                );
-                Callee::Error
-            }
+            Some(_) => self.no_definition(n, span),
             None if super::builtin::NAMES.contains(&n) => Callee::Builtin(n, &[]),
             None => {
                 self.unknown_name(n, span);
                 Callee::Error
             }
         }
+    }
+
+    fn no_definition(&mut self, n: &str, span: Span) -> Callee<'a> {
+        self.error(
+            Diagnostic::error("E0206", format!("`{n}` cannot be called"))
+                .at(span, "neither a function nor a layer")
+                .help("a dim's or constant's name is its value"),
+        );
+        Callee::Error
     }
 
     fn not_callable(&mut self, v: &Val, span: Span) -> Callee<'a> {
@@ -196,6 +202,23 @@ impl<'a> Elab<'a> {
                 .at(args.first().map_or(span, |a| a.value.span).to(args.last().map_or(span, |a| a.value.span)), "dims")
                 .and(def.head, "its signature")
                 .help(format!("write `{name}[{}]`", names.join(", "))),
+        );
+        true
+    }
+
+    /// `Net()`, which is meant to make an instance; reports it.
+    fn instance_by_call(&mut self, at: ItemRef, items: &[IndexItem], span: Span) -> bool {
+        let def = self.program.def(at);
+        let needed = def.args.iter().find(|a| a.default.is_none());
+        let (DefKind::Layer, Some(needed)) = (def.kind, needed) else { return false };
+        let name = &def.name.text;
+        let made = if items.is_empty() { name.clone() } else { format!("{name}[..]") };
+        let x = &needed.name.text;
+        self.error(
+            Diagnostic::error("E0314", format!("`{name}` needs its argument `{x}`"))
+                .at(span, format!("no value for `{x}`"))
+                .and(def.head, "its signature")
+                .help(format!("an instance is made without parentheses, `let part = {made}`, and called: `part({x})`")),
         );
         true
     }

@@ -29,7 +29,10 @@ impl<'a> Elab<'a> {
             return found;
         }
         let module = self.frame().module;
-        if self.frame().lookup(&name.text).is_some() {
+        if let Some(val) = self.frame().lookup(&name.text) {
+            if val.is_error() {
+                return None;
+            }
             self.error(
                 Diagnostic::error("E0206", format!("`{}` is a value, not a dim", name.text))
                     .at(name.span, "a dim is needed here")
@@ -38,7 +41,11 @@ impl<'a> Elab<'a> {
             return None;
         }
         // A loop over neither a dim nor a range has no name, which was reported.
-        if name.text.is_empty() || self.is_lost(&name.text) {
+        if name.text.is_empty() {
+            self.lose();
+            return None;
+        }
+        if self.is_lost(&name.text) {
             return None;
         }
         if self.sink.is_flooded() {

@@ -48,6 +48,11 @@ impl<'a> Elab<'a> {
                 let v = self.eval(inner);
                 Ev { span: e.span, ..v }
             }
+            // Stands for an expression that is nested too deeply, which was reported.
+            ExprKind::Tuple(es) if es.is_empty() => {
+                self.lose();
+                Ev::error(e.span)
+            }
             ExprKind::Tuple(es) => {
                 let vals = es.iter().map(|x| self.value(x)).collect();
                 Ev::new(Val::Tuple(vals), e.span)
@@ -110,6 +115,10 @@ impl<'a> Elab<'a> {
     fn array(&mut self, es: &'a [Expr], span: Span) -> Ev {
         let mut out = Vec::new();
         for x in es {
+            if self.instance_form(x).is_some() {
+                let cure = "layers in a row are made by a loop: `for i in depth { h = Block[..](h) }`";
+                return self.misplaced(x.span, "a list holds numbers, no layers", cure);
+            }
             match self.constant(x) {
                 Some(c) => match c.as_f64() {
                     Some(v) => out.push(v),
@@ -209,22 +218,25 @@ impl<'a> Elab<'a> {
         names.extend(self.program.module(module).names.keys().cloned());
         names.extend(PREDEFINED.iter().chain(super::builtin::NAMES).map(|s| s.to_string()));
         let d = Diagnostic::error("E0201", format!("unknown name `{n}`")).at(span, "not defined here");
-        let library = crate::resolve::stdlib::MODULES.iter().find(|(_, text)| {
-            ["fn ", "layer ", "optimizer "].iter().any(|k| {
-                text.lines().any(|l| {
-                    l.strip_prefix(k).is_some_and(|r| r.strip_prefix(n).is_some_and(|r| r.starts_with(['(', '['])))
-                })
-            })
-        });
+        let library = crate::resolve::stdlib::home(n);
         if let Some(cure) = super::habits::name(n) {
             return self.error(d.help(cure));
         }
         let d = match (library, did_you_mean(n, names.iter().map(String::as_str))) {
-            (Some((m, _)), _) => d.help(format!("import it: `use {m}.{{{n}}}`")),
+            (Some(m), _) => d.help(format!("import it: `use {m}.{{{n}}}`")),
+            (None, _) if crate::resolve::stdlib::text(n).is_some() => d.help(format!("import the module: `use {n}`")),
             (None, Some(near)) => d.help(format!("did you mean `{near}`?")),
             (None, None) => d.help(BEFORE_USE),
         };
         self.error(d);
+    }
+
+    /// A name that a module lacks.
+    pub(super) fn unknown_item(&mut self, module: crate::resolve::ModuleId, name: &Name) {
+        match self.program.unknown_item(module, name, self.sink.is_flooded()) {
+            Some(d) => self.error(d),
+            None => self.lose(),
+        }
     }
 
     /// The place of a `let` or `dim` of this name further down in the body.
@@ -395,7 +407,7 @@ impl<'a> Elab<'a> {
                 }
                 Some(_) => self.misplaced(span, &format!("`{}` is no value", name.text), "call it: `name(..)`"),
                 None => {
-                    self.unknown_name(&name.text, name.span);
+                    self.unknown_item(module, name);
                     Ev::error(span)
                 }
             };

@@ -6,6 +6,7 @@ use super::elementwise::map_of;
 use super::train::TrainFacts;
 use crate::check::constant::Const;
 use crate::diag::{Diagnostic, did_you_mean};
+use crate::ir::{DimId, Input};
 use crate::source::Span;
 use crate::syntax::ast::{self, CallArg, DataSource, Expr, ExprKind, UnaryOp};
 use crate::syntax::visit::{Node, walk};
@@ -109,6 +110,7 @@ impl<'a> Elab<'a> {
             }
             DataSource::Fields(fields) => {
                 let mut out: Vec<(String, Span, FeedExpr)> = Vec::new();
+                let mut good = true;
                 for (n, e) in fields {
                     if let Some(first) = out.iter().find(|x| x.0 == n.text) {
                         let first = first.1;
@@ -119,10 +121,12 @@ impl<'a> Elab<'a> {
                                 .help("keep one"),
                         );
                     }
-                    let x = self.feed_expr(e)?;
-                    out.push((n.text.clone(), n.span, x));
+                    match self.feed_expr(e) {
+                        Some(x) => out.push((n.text.clone(), n.span, x)),
+                        None => good = false,
+                    }
                 }
-                Some(Feed::Fields(out))
+                good.then_some(Feed::Fields(out))
             }
         }
     }
@@ -334,6 +338,37 @@ impl<'a> Elab<'a> {
         None
     }
 
+    /// Columns of a table whose number is written are as many as the input has elements a sample.
+    fn columns_fit(&mut self, input: &Input, sample: DimId, from: &FeedExpr) {
+        let source = match from {
+            FeedExpr::Map(_, operands) => return operands.iter().for_each(|x| self.columns_fit(input, sample, x)),
+            FeedExpr::Source(source) if source.kind == "csv" => source,
+            FeedExpr::Source(_) | FeedExpr::Constant(_) => return,
+        };
+        let count = source.option("count").and_then(Const::as_int);
+        let Some(given) = count.or(source.option("column").map(|_| 1)) else { return };
+        let dims: Vec<DimId> = input.dims.iter().copied().filter(|d| *d != sample).collect();
+        let needed = self.b.graph.elements(&dims) as i64;
+        if given == needed {
+            return;
+        }
+        let plural = if given == 1 { "column" } else { "columns" };
+        let shown = self.show_sizes(&dims);
+        let mut d =
+            Diagnostic::error("E0803", format!("{given} {plural} for input `{}`, which needs {needed}", input.name))
+                .at(source.span, format!("{given} {plural} a sample"));
+        if let Some(span) = input.span {
+            d = d.and(
+                span,
+                if dims.is_empty() { "one element a sample".to_string() } else { format!("a sample has {shown}") },
+            );
+        }
+        self.error(d.help(match (needed, count) {
+            (1, _) => "leave out `count`: one column".to_string(),
+            (n, _) => format!("write `count = {n}`"),
+        }));
+    }
+
     /// Every input is fed exactly once, and nothing else is.
     pub(super) fn check_feeds(&mut self, facts: &TrainFacts, item: &'a ast::Train) {
         let feeds = [facts.data.as_ref(), facts.valid.as_ref().map(|v| &v.feed)];
@@ -359,7 +394,12 @@ impl<'a> Elab<'a> {
                 }
             }
             if let Feed::Fields(fields) = feed {
-                for (n, span, _) in fields {
+                for (n, span, from) in fields {
+                    if let (Some(i), Some(sample)) =
+                        (self.b.graph.inputs.iter().position(|i| i.name == *n), facts.sample_dim)
+                    {
+                        self.columns_fit(&self.b.graph.inputs[i].clone(), sample, from);
+                    }
                     if !self.b.graph.inputs.iter().any(|i| i.name == *n) {
                         let inputs: Vec<String> = self.b.graph.inputs.iter().map(|i| i.name.clone()).collect();
                         let d = Diagnostic::error("E0201", format!("the model has no input `{n}`"))

@@ -139,11 +139,14 @@ impl<'a> Elab<'a> {
                     return None;
                 }
                 IndexKind::Rest | IndexKind::Other(_) => {
-                    self.error(
-                        Diagnostic::error("E0314", "brackets on a value rename, index or slice")
-                            .at(item.span, "this does none of these")
-                            .help("write `x[a -> b]`, `x[a = i]` or `x[a = lo.. -> b]`"),
-                    );
+                    let d = Diagnostic::error("E0314", "brackets on a value rename, index or slice")
+                        .at(item.span, "this does none of these");
+                    let first = self.b.dims(v).first().map(|d| super::dims::last(&self.dim_name(*d)).to_string());
+                    let index = if let IndexKind::Other(e) = &item.kind { super::habits::literal(e) } else { None };
+                    self.error(match (first, index) {
+                        (Some(dim), Some(i)) => d.help(format!("name the dim that is indexed: `x[{dim} = {i}]`")),
+                        _ => d.help("write `x[a -> b]`, `x[a = i]` or `x[a = lo.. -> b]`"),
+                    });
                     return None;
                 }
             }
@@ -247,10 +250,15 @@ impl<'a> Elab<'a> {
             }
             Some(i) => {
                 let name = self.show_dims(dims);
+                let last = dims.first().filter(|_| dims.len() == 1 && i < 0 && i >= -n);
+                let cure = match last.map(|d| self.dim_name(*d)) {
+                    Some(d) => format!("a dim's name is its size: write `{} - {}`", super::dims::last(&d), -i),
+                    None => format!("write an index from 0 to {}", n - 1),
+                };
                 self.error(
                     Diagnostic::error("E0313", format!("index {i} is out of range"))
                         .at(span, format!("{name} has {}, numbered from 0", counted(n, "element")))
-                        .help(format!("write an index from 0 to {}", n - 1)),
+                        .help(cure),
                 );
                 None
             }

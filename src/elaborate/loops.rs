@@ -35,6 +35,9 @@ impl<'a> Elab<'a> {
                 self.unroll(var, a, b, *reverse, body, None, want, e.span)
             }
             (LoopKind::For, LoopRange::Dim(name)) => {
+                if self.loop_over_value(name) {
+                    return Val::Error;
+                }
                 let Some(set) = self.dim(name) else { return Val::Error };
                 let n = self.b.graph.elements(&set.ids) as i64;
                 let (n, open) = if self.is_opaque(&set.ids) { (1, true) } else { (n, false) };
@@ -65,6 +68,24 @@ impl<'a> Elab<'a> {
                 Val::Error
             }
         }
+    }
+
+    /// `for l in net`, a value in the place of a dim; reports it.
+    fn loop_over_value(&mut self, name: &Name) -> bool {
+        if self.dim_opt(&name.text).is_some() {
+            return false;
+        }
+        let Some(val) = self.frame().lookup(&name.text) else { return false };
+        if val.is_error() {
+            return true;
+        }
+        let d = Diagnostic::error("E0206", format!("`{}` is {}, not a dim", name.text, val.kind()))
+            .at(name.span, "a loop runs over a dim or a range");
+        self.error(match &val {
+            Val::Const(c) if c.is_int() => d.help(format!("write `for i in 0..{} {{..}}`", name.text)),
+            _ => d.help("layers in a row are made by a loop: `for i in depth { h = Block[..](h) }`"),
+        });
+        true
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -262,7 +283,9 @@ impl<'a> Elab<'a> {
         let bad = collected.iter().any(|v| self.b.dims(*v).contains(&dim));
         let collected = if bad || !want { vec![] } else { collected };
         self.scans.pop();
-        let failed = self.sink.error_count() > errors;
+        // A value that failed was reported, perhaps before the loop.
+        let lost = val.is_error() || names.iter().any(|n| self.frame().lookup(n).is_some_and(|v| v.is_error()));
+        let failed = lost || self.sink.error_count() > errors;
         if restart && !failed {
             return Err(wider);
         }

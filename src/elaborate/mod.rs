@@ -92,6 +92,8 @@ pub struct Elab<'a> {
     pub sink: Sink,
     /// Whether something failed by a mistake that was reported before the walk.
     lost: bool,
+    /// Mistakes met so far: those of the sink, and again where they were reported before.
+    mistakes: usize,
     pub b: Builder,
     /// Computes initial values; shares dims, parameters and states with `b` by number.
     pub init: Builder,
@@ -151,6 +153,7 @@ impl<'a> Elab<'a> {
             program,
             sink: Sink::default(),
             lost: false,
+            mistakes: 0,
             b: Builder::default(),
             init: Builder::default(),
             mode,
@@ -194,6 +197,7 @@ impl<'a> Elab<'a> {
     }
 
     fn error(&mut self, d: Diagnostic) {
+        self.mistakes += 1;
         // Name the chain of calls that led into a shared definition.
         let mut d = d;
         let here = self.frames.last().map(|f| f.name.clone());
@@ -296,7 +300,15 @@ impl<'a> Elab<'a> {
     /// Whether a name is unknown by a mistake that was reported; what depends on it has an error of which nothing is said.
     fn is_lost(&mut self, name: &str) -> bool {
         let lost = self.program.is_lost(self.frame().module, name);
-        self.lost |= lost;
+        if lost {
+            self.lose();
+        }
         lost
+    }
+
+    /// What is walked fails by a mistake that was reported before.
+    fn lose(&mut self) {
+        self.lost = true;
+        self.mistakes += 1;
     }
 }

@@ -14,7 +14,8 @@ use crate::syntax::ast::{self, DefKind, Expr, ExprKind, IndexItem, Select, Stati
 /// An optimizer of a train item and the parameters that it updates.
 pub(super) struct Owner<'a> {
     pub call: &'a Expr,
-    pub def: ItemRef,
+    /// None: it is unknown, which was reported.
+    pub def: Option<ItemRef>,
     pub args: &'a [ast::CallArg],
     pub items: &'a [IndexItem],
     pub on: Option<&'a Select>,
@@ -22,6 +23,8 @@ pub(super) struct Owner<'a> {
     pub losses: Vec<usize>,
     pub span: Span,
     pub params: Vec<ParamId>,
+    /// A mistake in an earlier selector, which was reported, may be why it has some of these.
+    pub unsure: bool,
 }
 
 impl<'a> Elab<'a> {
@@ -29,7 +32,10 @@ impl<'a> Elab<'a> {
         let mut out = Vec::new();
         for line in &item.lines {
             let TrainKind::Optimizer { call, on, minimizes } = &line.kind else { continue };
-            let Some((def, args, items)) = self.optimizer_def(call) else { continue };
+            let (def, args, items) = match self.optimizer_def(call) {
+                Some((def, args, items)) => (Some(def), args, items),
+                None => (None, Default::default(), Default::default()),
+            };
             let mut losses = Vec::new();
             for n in minimizes {
                 let found: Vec<usize> = (self.losses.iter().enumerate())
@@ -53,7 +59,8 @@ impl<'a> Elab<'a> {
             }
             losses.sort_unstable();
             losses.dedup();
-            out.push(Owner { call, def, args, items, on: on.as_ref(), losses, span: line.span, params: vec![] });
+            let (on, span) = (on.as_ref(), line.span);
+            out.push(Owner { call, def, args, items, on, losses, span, params: vec![], unsure: false });
         }
         if out.is_empty()
             && !item.lines.iter().any(|l| matches!(l.kind, TrainKind::Optimizer { .. }))
@@ -87,7 +94,14 @@ impl<'a> Elab<'a> {
                 e
             }
             ExprKind::Member { base: m, name } => match self.module_of(m) {
-                Some(m) => self.entity(m, &name.text),
+                Some(m) => {
+                    let e = self.entity(m, &name.text);
+                    if e.is_none() {
+                        self.unknown_item(m, name);
+                        return None;
+                    }
+                    e
+                }
                 None => None,
             },
             _ => None,
@@ -109,7 +123,10 @@ impl<'a> Elab<'a> {
     pub(super) fn assign(&mut self, item: &'a ast::Train, owners: &mut [Owner<'a>], frozen: &[ParamId]) {
         let all: Vec<ParamId> = self.param_ids().into_iter().filter(|p| !frozen.contains(p)).collect();
         let mut taken: Vec<ParamId> = Vec::new();
+        let mistakes = self.mistakes;
         for o in owners.iter_mut() {
+            let others = o.on.is_none_or(|s| s.terms.iter().any(|t| t.kind == ast::SelectKind::Rest));
+            o.unsure = others && self.mistakes > mistakes;
             let found = match o.on {
                 Some(s) => self.select(s, &all, &taken),
                 None => all.clone(),
@@ -118,7 +135,7 @@ impl<'a> Elab<'a> {
             taken.extend(&o.params);
         }
         let free: Vec<ParamId> = all.into_iter().filter(|p| !taken.contains(p)).collect();
-        if let (Some(p), false) = (free.first(), owners.is_empty()) {
+        if let (Some(p), false) = (free.first(), owners.is_empty() || self.mistakes > mistakes) {
             let param = self.b.graph.params[p.index()].clone();
             let mut d = Diagnostic::error(
                 "E0702",
@@ -134,20 +151,22 @@ impl<'a> Elab<'a> {
 
     /// The new value of one parameter.
     pub(super) fn optimizer_call(&mut self, o: &Owner<'a>, number: usize, p: ParamId, g: ValueId) -> Option<ValueId> {
-        let def = self.program.def(o.def);
+        let at = o.def?;
+        let def = self.program.def(at);
         let param = self.b.graph.params[p.index()].clone();
         let single = self.single();
         let w = self.read(ReadKey::Param(p), single);
-        let mut bound = self.bind_matrix(o, &param, p)?;
-        for s in self.optimizer_settings(o)? {
-            bound.statics.push(s);
-        }
+        let bound = self.bind_matrix(o, at, &param, p);
+        let settings = self.optimizer_settings(o, at);
         let mut given = vec![
             GivenArg { name: None, val: Val::Tensor(w), span: o.span },
             GivenArg { name: None, val: Val::Tensor(g), span: o.span },
         ];
         given.extend(self.given(o.args));
-        let id = self.optimizer_instance(o.def, &param.path, o.span);
+        let given = self.match_arg_list(&def.args, given, o.call.span, &def.name.text, def.head);
+        let (mut bound, given) = (bound?, given?);
+        bound.statics.extend(settings?);
+        let id = self.optimizer_instance(at, &param.path, o.span);
         let mut frame: Frame = self.def_frame(&bound, Some(id), o.call.span)?;
         frame.stream = format!("optimizer/{number}/{}", param.path);
         let used: Vec<DimId> = (bound.statics.iter())
@@ -161,8 +180,7 @@ impl<'a> Elab<'a> {
             frame.mapped = param.dims.iter().copied().filter(|d| !used.contains(d)).collect();
         }
         self.bind_settings(&mut frame, &bound)?;
-        self.used_defs.insert(o.def);
-        let given = self.match_arg_list(&def.args, given, o.call.span, &def.name.text, def.head)?;
+        self.used_defs.insert(at);
         self.within(frame, |e| {
             e.bind_args(&def.args, given, &bound, o.call.span)?;
             let result = e.declared(&def.result[0])?;
@@ -184,13 +202,16 @@ impl<'a> Elab<'a> {
     }
 
     /// Binds the dim parameters of an optimizer by the type of its first argument: `[r -> c]`.
-    pub(super) fn bind_matrix(&mut self, o: &Owner<'a>, param: &crate::ir::Param, p: ParamId) -> Option<Bound> {
-        let def = self.program.def(o.def);
+    fn bind_matrix(&mut self, o: &Owner<'a>, at: ItemRef, param: &crate::ir::Param, p: ParamId) -> Option<Bound> {
+        let def = self.program.def(at);
         let mut statics: Vec<(String, StaticVal)> = Vec::new();
         let first = def.args.first().map(|a| &a.ty);
         let maps = first.is_some_and(|t| t.outs.is_some());
         if maps {
             let Some((ins, outs)) = &param.map else {
+                if o.unsure {
+                    return None;
+                }
                 let mut d = Diagnostic::error(
                     "E0704",
                     format!("`{}` updates matrices, `{}` is a vector", def.name.text, param.path),
@@ -225,20 +246,20 @@ impl<'a> Elab<'a> {
             );
             return None;
         }
-        Some(Bound { def: o.def, statics, span: o.call.span })
+        Some(Bound { def: at, statics, span: o.call.span })
     }
 
-    pub(super) fn optimizer_settings(&mut self, o: &Owner<'a>) -> Option<Vec<(String, StaticVal)>> {
+    fn optimizer_settings(&mut self, o: &Owner<'a>, at: ItemRef) -> Option<Vec<(String, StaticVal)>> {
         if o.items.is_empty() {
             return Some(Vec::new());
         }
         let site = super::builtin::Site {
-            name: &self.program.def(o.def).name.text,
+            name: &self.program.def(at).name.text,
             items: o.items,
             span: o.call.span,
             head: o.call.span,
         };
-        let known: Vec<&str> = self.program.def(o.def).statics.iter().map(|s| s.name.text.as_str()).collect();
+        let known: Vec<&str> = self.program.def(at).statics.iter().map(|s| s.name.text.as_str()).collect();
         let found = self.bracket_settings(site, &known)?;
         Some(found.into_iter().map(|(n, c, _)| (n, StaticVal::Const(c))).collect())
     }

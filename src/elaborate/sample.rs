@@ -157,7 +157,7 @@ impl<'a> Elab<'a> {
             self.error(
                 Diagnostic::error("E0710", "the sample item gives nothing")
                     .at(item.head, "no `feed` and no `output`")
-                    .help("write `feed tokens[seq] = draw[vocab](logits)` or `output name = ..`"),
+                    .help("write `output name = ..`; for a model of tokens, `feed tokens[seq] = draw[vocab](logits)`"),
             );
         }
     }

@@ -110,8 +110,12 @@ impl Settings {
             };
             if !["steps", "seed", "clip"].contains(&rest) {
                 sink.push(
-                    Diagnostic::error("E0201", format!("`--set {name}`: a train item has no such setting"))
-                        .help("train.steps, train.seed and train.clip can be set"),
+                    Diagnostic::error("E0201", format!("`--set {name}`: a train item has no such setting")).help(
+                        format!(
+                            "train.steps, train.seed and train.clip can be set; for other numbers write a constant, \
+                             `const {rest} = ..`, use it in the train item, and set that: `--set {rest}={text}`"
+                        ),
+                    ),
                 );
             } else if let Some(needed) = needed {
                 sink.push(
@@ -174,7 +178,9 @@ fn settable(program: &Program, name: &str) -> Result<ItemRef, Diagnostic> {
             let d = Diagnostic::error("E0201", format!("there is no dim or constant `{name}`"));
             Err(match did_you_mean(name, names) {
                 Some(n) => d.help(format!("did you mean `{n}`?")),
-                None => d.help("only dims and constants of the file, or imported by it, can be set"),
+                None => d.help(format!(
+                    "only dims and constants can be set: for a number that stands elsewhere, write `const {name} = ..` and use it there"
+                )),
             })
         }
     }

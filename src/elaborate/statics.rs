@@ -56,7 +56,11 @@ impl<'a> Elab<'a> {
                             },
                             None => good = false,
                         },
-                        _ => {
+                        Some(_) => {
+                            self.dims_by_name(def, items, set);
+                            return None;
+                        }
+                        None => {
                             let names: Vec<&str> = (def.statics.iter())
                                 .filter(|s| s.kind != StaticKind::Dim)
                                 .map(|s| s.name.text.as_str())
@@ -74,13 +78,26 @@ impl<'a> Elab<'a> {
                         }
                     }
                 }
-                _ => {
-                    self.error(
-                        Diagnostic::error("E0314", format!("brackets of `{name}` hold dims and settings"))
-                            .at(item.span, "neither")
-                            .and(def.head, "its signature")
-                            .help("dims by position, then settings by name: `Norm[embed, eps = 1e-6]`"),
-                    );
+                other => {
+                    let d = Diagnostic::error("E0314", format!("brackets of `{name}` hold dims and settings"))
+                        .at(item.span, "neither")
+                        .and(def.head, "its signature");
+                    let number = if let IndexKind::Other(e) = other { super::habits::literal(e) } else { None };
+                    let free = def
+                        .statics
+                        .iter()
+                        .find(|s| s.kind != StaticKind::Dim && !bound.iter().any(|(n, _)| *n == s.name.text));
+                    self.error(match (number, positions.next(), free) {
+                        (Some(n), Some(dim), _) => {
+                            let dim = &dim.name.text;
+                            d.help(format!("a dim is needed here: declare one, `dim {dim} = {n}`, and write its name"))
+                        }
+                        (Some(n), None, Some(s)) => {
+                            let dims = if bound.is_empty() { "" } else { ".., " };
+                            d.help(format!("settings are written by name: `{name}[{dims}{} = {n}]`", s.name.text))
+                        }
+                        _ => d.help("dims by position, then settings by name: `Norm[embed, eps = 1e-6]`"),
+                    });
                     good = false;
                 }
             }
@@ -107,6 +124,27 @@ impl<'a> Elab<'a> {
             }
         }
         good.then_some(Bound { def: at, statics: bound, span })
+    }
+
+    /// `Linear[i = embed, o = mlp]`
+    fn dims_by_name(&mut self, def: &ast::Def, items: &[IndexItem], first: &ast::Name) {
+        let given = |dim: &str| {
+            let value = items.iter().find_map(|item| match &item.kind {
+                IndexKind::Equals { name, value, .. } if name.text == dim => Some(&*value.kind),
+                _ => None,
+            });
+            match value {
+                Some(ExprKind::Name(n)) => n.clone(),
+                _ => "..".to_string(),
+            }
+        };
+        let dims: Vec<String> = dim_params(def).into_iter().map(given).collect();
+        self.error(
+            Diagnostic::error("E0314", format!("`{}` is a dim of `{}`, no setting", first.text, def.name.text))
+                .at(first.span, "dims are given by position")
+                .and(def.head, "its signature")
+                .help(format!("write `{}[{}]`", def.name.text, dims.join(", "))),
+        );
     }
 
     /// A setting that brackets give a second time.

@@ -20,26 +20,31 @@ impl<'a> Elab<'a> {
     pub fn scoped_block(&mut self, block: &'a Block, declared: Option<&[Vec<DimId>]>) -> Val {
         self.frame().scopes.push(IndexMap::new());
         let dims_before = self.frame().dims.len();
+        let mistakes = self.mistakes;
         let val = self.statements(block, declared);
-        self.end_scope();
+        self.end_scope(self.mistakes > mistakes);
         // Dims declared in the block end with it.
         self.frame().dims.truncate(dims_before);
         val
     }
 
-    fn end_scope(&mut self) {
+    /// Warns of names that nothing used. In a failed block their uses may stand where nothing was looked up.
+    fn end_scope(&mut self, failed: bool) {
         let Some(scope) = self.frame().scopes.pop() else { return };
-        if self.too_large {
+        if self.too_large || failed {
             return;
         }
         let library = self.program.module(self.frame().module).path.is_none();
         for (name, local) in scope {
             if !local.used && !name.starts_with('_') && !library && !local.val.is_error() {
-                self.sink.push(
-                    Diagnostic::warning("W0001", format!("`{name}` is never used"))
-                        .at(local.span, "defined here")
-                        .help("remove it, or call it `_`"),
-                );
+                let d = Diagnostic::warning("W0001", format!("`{name}` is never used")).at(local.span, "defined here");
+                let outer = self.frame().find(&name).map(|outer| outer.span);
+                self.sink.push(match outer {
+                    Some(outer) => d
+                        .and(outer, "another one, which keeps its value")
+                        .help(format!("to change the outer one, write `{name} = ..` without `let`")),
+                    None => d.help("remove it, or call it `_`"),
+                });
             }
         }
     }

@@ -79,6 +79,24 @@ impl Program {
         !module.names.contains_key(name) && (module.failed.contains(name) || module.ast.lost.holds(name))
     }
 
+    /// A name that a module lacks; nothing to say where a mistake that was reported hides it.
+    pub fn unknown_item(&self, target: ModuleId, name: &Name, flooded: bool) -> Option<Diagnostic> {
+        let module = self.module(target);
+        // A definition that did not parse hides its name: the syntax error is what the user needs to see.
+        if self.is_lost(target, &name.text) {
+            return None;
+        }
+        let names = module.names.keys().map(String::as_str).filter(|_| !flooded);
+        let d = Diagnostic::error("E0201", format!("`{}` has no item `{}`", module.name, name.text))
+            .at(name.span, "unknown name");
+        Some(match did_you_mean(&name.text, names) {
+            Some(n) => d.help(format!("did you mean `{n}`?")),
+            None if module.path.is_none() => d.help(format!("`partita std {}` lists what it has", module.name)),
+            None if module.names.is_empty() => d.help("it defines nothing"),
+            None => d.help(format!("it defines {}", some_of(module.names.keys().map(String::as_str)))),
+        })
+    }
+
     pub fn item(&self, at: ItemRef) -> &ast::Item {
         &self.module(at.module).ast.items[at.item as usize]
     }
@@ -326,26 +344,24 @@ impl Loader<'_> {
     }
 
     fn unknown_import(&mut self, target: ModuleId, name: &Name) {
-        let module = self.program.module(target);
-        let names = module.names.keys().map(String::as_str).filter(|_| !self.sink.is_flooded());
-        let near = did_you_mean(&name.text, names).map(str::to_string);
-        let lost = self.program.is_lost(target, &name.text);
-        let d = Diagnostic::error("E0201", format!("`{}` has no item `{}`", module.name, name.text))
-            .at(name.span, "unknown name");
-        // A definition that did not parse hides its name: the syntax error is what the user needs to see.
-        if !lost {
-            self.sink.push(match near {
-                Some(n) => d.help(format!("did you mean `{n}`?")),
-                None if module.path.is_none() => d.help(format!("`partita std {}` lists what it has", module.name)),
-                None if module.names.is_empty() => d.help("it defines nothing"),
-                None => d.help(format!("it defines {}", some_of(module.names.keys().map(String::as_str)))),
-            });
+        if let Some(d) = self.program.unknown_item(target, name, self.sink.is_flooded()) {
+            self.sink.push(d);
         }
     }
 
     fn target(&mut self, id: ModuleId, u: &ast::Use, span: Span) -> Option<ModuleId> {
         if !u.local {
             let name = u.path.iter().map(|n| n.text.as_str()).collect::<Vec<_>>().join("/");
+            if let [module, item] = &u.path[..]
+                && stdlib::defines(&module.text, &item.text)
+            {
+                self.sink.push(
+                    Diagnostic::error("E0201", format!("`{}` is an item of the module `{}`", item.text, module.text))
+                        .at(span, "no module")
+                        .help(format!("write `use {}.{{{}}}`", module.text, item.text)),
+                );
+                return None;
+            }
             if stdlib::text(&name).is_none() {
                 let near = did_you_mean(&name, stdlib::MODULES.iter().map(|(n, _)| *n));
                 let d = Diagnostic::error("E0201", format!("the standard library has no module `{name}`"))

@@ -13,6 +13,22 @@ pub fn text(module: &str) -> Option<&'static str> {
     MODULES.iter().find(|(name, _)| *name == module).map(|(_, text)| *text)
 }
 
+/// Whether a module has a definition of this name.
+pub fn defines(module: &str, name: &str) -> bool {
+    let begins = |line: &str| {
+        ["fn ", "layer ", "optimizer "].iter().any(|word| {
+            let rest = line.strip_prefix(word).and_then(|l| l.strip_prefix(name));
+            rest.is_some_and(|r| r.starts_with(['(', '[']))
+        })
+    };
+    text(module).is_some_and(|t| t.lines().any(begins))
+}
+
+/// The module that has a definition of this name.
+pub fn home(name: &str) -> Option<&'static str> {
+    MODULES.iter().map(|(module, _)| *module).find(|module| defines(module, name))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -22,5 +38,6 @@ mod tests {
         assert!(MODULES.is_sorted_by_key(|(name, _)| *name));
         assert!(text("nn").is_some_and(|t| t.contains("layer Linear[")));
         assert!(text("torch").is_none());
+        assert_eq!((home("cross_entropy"), home("Linear"), home("Line")), (Some("losses"), Some("nn"), None));
     }
 }

@@ -15,13 +15,18 @@ pub struct RuntimeError {
     pub help: Option<String>,
     /// Where in the outside world: a path, or `path:line`.
     pub place: Option<String>,
+    /// Where in the standard library, if `place` is the program's call that led there.
+    pub within: Option<String>,
+    /// The input whose data it concerns.
+    pub input: Option<String>,
 }
 
 pub type Result<T> = std::result::Result<T, RuntimeError>;
 
 impl RuntimeError {
     pub fn new(code: &'static str, message: impl Into<String>) -> RuntimeError {
-        RuntimeError { code, message: message.into(), notes: vec![], help: None, place: None }
+        let message = message.into();
+        RuntimeError { code, message, notes: vec![], help: None, place: None, within: None, input: None }
     }
 
     /// A broken invariant of our own.
@@ -36,9 +41,16 @@ impl RuntimeError {
             .help(format!("indices of `{dim}` are 0 to {last}"))
     }
 
-    /// The program's own call, where the place of the error lies in the standard library.
-    pub fn called_at(self, place: &str) -> RuntimeError {
-        self.note(format!("in a call at {place}"))
+    /// The program's own call, where the place of the error lies in the standard library: lines there say little alone.
+    pub fn called_at(mut self, place: &str) -> RuntimeError {
+        self.within = self.place.replace(place.to_string());
+        self
+    }
+
+    /// Data of an input.
+    pub fn of_input(mut self, name: &str) -> RuntimeError {
+        self.input = Some(name.to_string());
+        self
     }
 
     pub fn note(mut self, note: impl Into<String>) -> RuntimeError {
@@ -68,6 +80,9 @@ impl fmt::Display for RuntimeError {
         write!(f, "{}: {}", self.code, self.message)?;
         if let Some(place) = &self.place {
             write!(f, " ({place})")?;
+        }
+        if let Some(within) = &self.within {
+            write!(f, "\n  note: in the library at {within}")?;
         }
         for note in &self.notes {
             write!(f, "\n  note: {note}")?;

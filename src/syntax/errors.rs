@@ -2,7 +2,7 @@
 //! that into one diagnostic that names what was expected, what was found and, where the mistake is a known one, the cure.
 
 use super::build::{Grammar, Rule};
-use super::guard;
+use super::{guard, habits};
 use crate::diag::{Diagnostic, did_you_mean};
 use crate::source::{FileId, Span};
 use pest::Parser;
@@ -123,11 +123,21 @@ impl Failure<'_> {
         if !self.expects_name() || Grammar::parse(Rule::reserved, found.token).is_err() {
             return None;
         }
+        let opened = self.opened();
+        let inside = opened.map_or("", |(before, _)| &self.text[self.piece.start + before.len() + 1..self.at]);
+        let axis = found.token == "dim" && self.expects(&[Rule::call_arg]);
+        let cure = if axis { habits::dims_in_brackets(opened, inside) } else { None };
         Some(
             Diagnostic::error("E0103", format!("`{}` is a reserved word", found.token))
                 .at(self.span(self.at, found.token.len()), "cannot be used as a name")
-                .help(format!("choose another name, such as `{}_`", found.token)),
+                .help(cure.unwrap_or_else(|| format!("choose another name, such as `{}_`", found.token))),
         )
+    }
+
+    /// The piece up to the innermost bracket that is open here, and that bracket.
+    fn opened(&self) -> Option<(&str, u8)> {
+        let &(place, byte) = self.open().last()?;
+        Some((&self.text[self.piece.start..place], byte))
     }
 
     /// The parenthesis or bracket of an earlier line that could be closed here.
@@ -261,11 +271,17 @@ impl Failure<'_> {
         if !word || !self.expects(&[Rule::train_line]) {
             return None;
         }
+        let rest = self.text[self.at + found.token.len()..self.piece.end].split(['\n', ';', '}']).next().unwrap_or("");
+        let rest = rest.split("//").next().unwrap_or("").trim().trim_start_matches('=').trim_start();
         let lines = || format!("its lines begin with {}", TRAIN_WORDS.join(", "));
         Some(
             Diagnostic::error("E0101", format!("a train item has no line `{}`", found.token))
                 .at(self.span(self.at, found.token.len()), "unknown")
-                .help(near(found.token, TRAIN_WORDS).unwrap_or_else(lines)),
+                .help(
+                    habits::train_line(found.token, rest)
+                        .or_else(|| near(found.token, TRAIN_WORDS))
+                        .unwrap_or_else(lines),
+                ),
         )
     }
 
@@ -319,6 +335,9 @@ impl Failure<'_> {
         let word_before = before.rsplit(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().unwrap_or("");
         let line = before.rsplit(['\n', ';', '{']).next().unwrap_or("").trim_start();
         let declares = ["param ", "state "].iter().any(|w| line.starts_with(w));
+        if let Some(cure) = habits::cure(before, found.token, self.opened()) {
+            return Some(cure);
+        }
         let cure = match found.token {
             "\n" if declares && self.expects(&[Rule::equals]) => {
                 "give an initial value, such as `= normal(std = 0.02)` or `= 0`"
@@ -350,7 +369,6 @@ impl Failure<'_> {
             token if token.starts_with(|c: char| c.is_ascii_digit()) && token.contains(char::is_alphabetic) => {
                 "a name cannot begin with a digit"
             }
-            _ if self.after_expression() && word_before == "return" => "the value of a body is its last statement",
             _ if self.after_expression() && matches!(word_before, "var" | "val" | "const") => "write `let name = ..`",
             _ if self.expects(&[Rule::file, Rule::item, Rule::attribute]) => return self.item_cure(found),
             _ if word_before == before.rsplit('\n').next().unwrap_or("").trim() => {

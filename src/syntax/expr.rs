@@ -334,10 +334,12 @@ impl<'t> Builder<'t> {
         (LoopRange::Dim(dim), false, height)
     }
 
-    /// `range(3)` as it is written here: `0..3`.
+    /// `range(3)` or `3` as it is written here: `0..3`.
     fn counted(&self, over: &Expr) -> Option<String> {
-        let ExprKind::Call { callee, args } = &*over.kind else { return None };
         let text = |span: Span| &self.text[span.start as usize..span.end as usize];
+        let ExprKind::Call { callee, args } = &*over.kind else {
+            return matches!(&*over.kind, ExprKind::Int(_)).then(|| format!("0..{}", text(over.span)));
+        };
         match &args[..] {
             _ if text(callee.span) != "range" => None,
             [high] => Some(format!("0..{}", text(high.value.span))),

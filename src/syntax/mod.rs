@@ -13,6 +13,7 @@ mod errors;
 pub mod expr;
 pub mod format;
 mod guard;
+mod habits;
 mod items;
 mod lines;
 mod parse;

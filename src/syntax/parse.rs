@@ -156,6 +156,10 @@ fn item_word(line: &str) -> Option<Certain> {
             let named = next.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_' || (word == "use" && c == '.'));
             (named && next.len() < rest.len()).then_some(Certain::Yes)
         }
+        // Definitions of other languages, so that each is reported for itself.
+        "def" | "class" | "func" | "function" | "import" | "from" => {
+            rest.trim_start_matches([' ', '\t']).starts_with(|c: char| c.is_ascii_alphabetic()).then_some(Certain::No)
+        }
         _ => None,
     }
 }

@@ -364,6 +364,9 @@ impl<'a> Elab<'a> {
                 let setting = settings_of(site.name).contains(&n.text.as_str());
                 self.error(match (did_you_mean(&n.text, known.iter().copied()), known) {
                     _ if setting => d.help(habits::setting(site.name, site.items, &n.text)),
+                    _ if habits::AXES.contains(&n.text.as_str()) => {
+                        d.help(format!("dims are named in brackets: `{}[dim](x)`", site.name))
+                    }
                     (Some(x), _) => d.help(format!("did you mean `{x}`?")),
                     (None, []) => d.help("its arguments are given by position; settings stand in brackets"),
                     (None, k) => d.help(format!("it takes `{}`", k.join("`, `"))),

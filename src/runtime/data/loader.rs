@@ -350,9 +350,10 @@ fn open_arrays(fields: &[(String, Expr)], inputs: &[Input]) -> Result<(Part, u64
             return Err(RuntimeError::new("E0803", format!("no data for input `{}`", input.name))
                 .help(format!("add `{} = ..` to `data`", input.name)));
         };
-        let one = Compiled::new(expr)?;
-        check_shape(&one, input)?;
-        check_type(&one, input)?;
+        let named = |e: RuntimeError| e.of_input(&input.name);
+        let one = Compiled::new(expr).map_err(named)?;
+        check_shape(&one, input, expr).map_err(named)?;
+        check_type(&one, input).map_err(named)?;
         compiled.push(one);
     }
     let first = compiled[0].array();
@@ -385,7 +386,7 @@ fn shuffled(expr: &Expr) -> bool {
 
 /// Axes must be the input's, in declared order; those of size 1 may be there or not, and one flat axis (columns of a
 /// table) may stand for all.
-fn check_shape(compiled: &Compiled, input: &Input) -> Result<()> {
+fn check_shape(compiled: &Compiled, input: &Input, expr: &Expr) -> Result<()> {
     let array = compiled.array();
     let has: Vec<usize> = array.sample_shape().iter().copied().filter(|&n| n != 1).collect();
     let wants: Vec<usize> =
@@ -394,6 +395,17 @@ fn check_shape(compiled: &Compiled, input: &Input) -> Result<()> {
     if has == wants || flat {
         return Ok(());
     }
+    let cure = if tabular(expr) {
+        match input.sample_len() {
+            1 => "take one column: `csv(.., column = 0)`".to_string(),
+            n => format!("take as many columns as the input has elements: `csv(.., column = 0, count = {n})`"),
+        }
+    } else {
+        match in_order(&has, input) {
+            Some(dims) => format!("declare the input's dims in the file's order: `{}: [{dims}]`", input.name),
+            None => "declare the dims so, or store the array so".to_string(),
+        }
+    };
     Err(RuntimeError::new(
         "E0803",
         format!(
@@ -405,7 +417,29 @@ fn check_shape(compiled: &Compiled, input: &Input) -> Result<()> {
     )
     .place(array.path().display())
     .note("axes of a file stand in the declared order of the input's dims, samples first")
-    .help("declare the dims so, or store the array so"))
+    .help(cure))
+}
+
+/// Whether an expression reads columns of tables.
+fn tabular(expr: &Expr) -> bool {
+    match expr {
+        Expr::Source(source) => matches!(source.kind, SourceKind::Csv { .. }),
+        Expr::Int(_) | Expr::Float(_) | Expr::Bool(_) => false,
+        Expr::Map(_, operands) => operands.iter().any(tabular),
+    }
+}
+
+/// An input's dims in the order of a file's axes, if they are the same but for the order.
+fn in_order(has: &[usize], input: &Input) -> Option<String> {
+    let sample = input.dims[input.sample].name.clone();
+    let mut rest: Vec<_> = input.dims.iter().enumerate().filter(|(i, _)| *i != input.sample).map(|d| d.1).collect();
+    let mut out = vec![sample];
+    for size in has {
+        let at = rest.iter().position(|d| d.size == *size)?;
+        out.push(rest.remove(at).name.clone());
+    }
+    out.extend(rest.iter().map(|d| d.name.clone()));
+    rest.iter().all(|d| d.size == 1).then(|| out.join(", "))
 }
 
 fn check_type(compiled: &Compiled, input: &Input) -> Result<()> {

@@ -279,7 +279,7 @@ fn place(program: &Program, source: crate::program::SourceId) -> Option<String> 
     (!source.file.is_empty()).then(|| format!("{}:{}:{}", source.file, source.line, source.column))
 }
 
-/// The same as the place of an error. Lines of the standard library say little alone: the call that led there is told.
+/// The same as the place of an error; of the standard library the call that led there, too.
 fn placed(program: &Program, source: crate::program::SourceId, mut error: RuntimeError) -> RuntimeError {
     error.place = place(program, source);
     match program.sources.get(source.0 as usize).filter(|s| !s.called.is_empty()) {
