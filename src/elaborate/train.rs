@@ -415,17 +415,25 @@ impl<'a> Elab<'a> {
         out
     }
 
-    /// sqrt of the sum of squares over all parameters.
+    /// sqrt of the sum of squares over all parameters; added in pairs, so that a model of many layers has no long chain.
     fn global_norm(&mut self, pairs: &[(ParamId, ValueId)]) -> ValueId {
-        let single = self.single();
-        let mut total = self.b.scalar(0.0, single);
-        for (p, g) in pairs {
+        let squares = pairs.iter().map(|(p, g)| {
             self.b.span = self.b.graph.params[p.index()].span;
             let sq = self.b.map(MapOp::Square, &[*g]);
             let dims = self.b.dims(sq).to_vec();
-            let s = self.b.sum(&dims, sq);
-            total = self.b.add(total, s);
+            self.b.sum(&dims, sq)
+        });
+        let mut sums: Vec<ValueId> = squares.collect();
+        while sums.len() > 1 {
+            sums = sums
+                .chunks(2)
+                .map(|pair| pair.iter().copied().reduce(|a, b| self.b.add(a, b)).expect("a pair"))
+                .collect();
         }
+        let total = sums.first().copied().unwrap_or_else(|| {
+            let single = self.single();
+            self.b.scalar(0.0, single)
+        });
         self.b.map(MapOp::Sqrt, &[total])
     }
 

@@ -22,6 +22,10 @@ const MUCH_MEMORY: usize = 1 << 14;
 const MAX_MEMBERS: usize = 128;
 const MAX_COST: u32 = 2048;
 
+/// Nodes with more ranks between them do not join: one surely waits for the other through a third (a forward value that the
+/// backward pass reads), and to find out would take the longer, the deeper the model.
+const MAX_APART: u32 = 48;
+
 #[derive(Clone, Debug, Default)]
 pub(super) struct Node {
     /// In program order; empty once the node is part of another.
@@ -118,6 +122,10 @@ impl Lowerer<'_, '_> {
         }
         let members = self.nodes[a as usize].ops.len() + self.nodes[b as usize].ops.len();
         let cost = self.node_cost(a).saturating_add(self.node_cost(b));
+        let ranks = [a, b].map(|n| self.nodes[n as usize].rank);
+        if ranks[0].abs_diff(ranks[1]) > MAX_APART {
+            return;
+        }
         if members > MAX_MEMBERS || cost > MAX_COST || !self.may_share(a, b) || self.path(a, b) || self.path(b, a) {
             return;
         }
