@@ -58,17 +58,16 @@ impl<'a> Elab<'a> {
         let mut facts = self.train_facts(item);
         let Some(at) = self.model_of(&item.model) else { return facts };
         self.fed = facts.data.as_ref().map(Feed::names);
+        let mistakes = self.mistakes;
         self.model(at);
-        if self.failed() {
+        if self.mistakes > mistakes {
             return facts;
         }
+        // One mistake of the item does not hide the next: lines are judged as far as they do not hang on each other.
         facts.sample_dim = self.sample_dim(item);
         self.check_feeds(&facts, item);
-        if let (Some((count, span)), Some(dim)) = (facts.slices, facts.sample_dim) {
+        if let (Some((count, span)), Some(dim), false) = (facts.slices, facts.sample_dim, self.failed()) {
             self.in_slices(at, dim, count, span, slices);
-        }
-        if self.failed() {
-            return facts;
         }
         let mut frame = self.open_frame(crate::resolve::MAIN, Body::File, &facts.name);
         frame.float = self.single();
@@ -250,9 +249,6 @@ impl<'a> Elab<'a> {
         let mut owners = self.owners(item, &frozen);
         self.assign(item, &mut owners, &frozen);
         facts.frozen = frozen;
-        if self.failed() {
-            return;
-        }
         if self.losses.is_empty() {
             let model = &item.model;
             self.error(
@@ -296,7 +292,7 @@ impl<'a> Elab<'a> {
         for (k, o) in owners.iter().enumerate() {
             for p in o.params.clone() {
                 let Some((_, g)) = pairs.iter().find(|x| x.0 == p) else { continue };
-                let Some(g) = self.shaped_gradient(item, p, *g, norm) else { continue };
+                let g = self.shaped_gradient(item, p, *g, norm).unwrap_or(*g);
                 let Some(new) = self.optimizer_call(o, k, p, g) else { continue };
                 let path = self.b.graph.params[p.index()].path.clone();
                 self.b.span = Some(o.span);
