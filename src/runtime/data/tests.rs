@@ -292,6 +292,17 @@ fn misfits_are_errors() {
 
     let both = fields(&[("image", &images), ("label", &few)]);
     assert!(message(&both, &[image(3, 2), label_input(2, 9)]).contains("has shape [2, 3]"));
+    let cure = |e: RuntimeError| (e.input.unwrap_or_default(), e.help.unwrap_or_default());
+    let swapped = Loader::open(&both, &[image(3, 2), label_input(2, 9)], Order::Pass, None).map_err(cure).unwrap_err();
+    assert_eq!(swapped.0, "image");
+    assert!(swapped.1.contains("in the file's order: `image: [batch, col, row]`"), "{swapped:?}");
+    let other = Loader::open(&both, &[image(3, 3), label_input(2, 9)], Order::Pass, None).map_err(cure).unwrap_err();
+    assert!(other.1.contains("declare the dims so"), "{other:?}");
+    let table = write(dir.path(), "t.csv", b"1,2,3\n4,5,6\n");
+    let csv = Source::new(table, SourceKind::Csv { column: None, count: None });
+    let columns = DataSpec::Fields(vec![("image".into(), Expr::Source(csv))]);
+    let narrow = Loader::open(&columns, &[image(1, 2)], Order::Pass, None).map_err(cure).unwrap_err();
+    assert!(narrow.1.contains("count = 2"), "{narrow:?}");
     assert!(message(&both, &[image(2, 3), label_input(2, 9)]).contains("4 samples"));
     let float_label = fields(&[("image", &images), ("label", &floats)]);
     assert!(message(&float_label, &[image(2, 3), label_input(2, 9)]).contains("gives float"));
