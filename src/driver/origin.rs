@@ -90,6 +90,7 @@ impl Origin {
                 | TrainKind::Steps(_)
                 | TrainKind::Seed(_)
                 | TrainKind::Save { .. }
+                | TrainKind::SaveBest
                 | TrainKind::Log(_)
                 | TrainKind::Load { .. } => continue,
             };

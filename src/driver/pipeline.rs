@@ -260,6 +260,7 @@ fn recipe(
         seed: facts.seed,
         save_every: facts.save_every,
         keep: facts.keep,
+        save_best: facts.save_best,
         log_every: facts.log_every,
         data: facts.data.as_ref().map(|f| data::spec(f, base)).transpose()?,
         data_at: facts.data.as_ref().map_or_else(Default::default, |f| data::places(f, sources)),

@@ -22,6 +22,9 @@ pub struct Recipe {
     pub save_every: Option<u64>,
     /// Checkpoints that stay, where the item says so; 0: all.
     pub keep: Option<u64>,
+    /// Whether the checkpoint with the lowest validation loss stays beside them.
+    #[serde(default)]
+    pub save_best: bool,
     pub log_every: Option<u64>,
     pub data: Option<DataSpec>,
     /// Where the program names its data; nowhere if the command line does.

@@ -9,12 +9,12 @@ use super::recipe::Recipe;
 use super::weights;
 use crate::diag::Diagnostic;
 use crate::runtime::RuntimeError;
-use crate::runtime::checkpoint::{Checkpoint, DataPosition, SaveOptions, Saved, Saver, Snapshot, Weights};
+use crate::runtime::checkpoint::{BEST, Checkpoint, DataPosition, SaveOptions, Saved, Saver, Snapshot, Weights};
 use crate::runtime::data::{Batch, CharTable, Loader, Order, Prefetcher, pipes_once};
 use crate::runtime::metrics::{EVENTS, Record};
 use crate::runtime::stop::StopFlag;
 use crate::types::counted;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How to run a recipe.
@@ -159,6 +159,8 @@ struct Run<'r> {
     metrics: Metrics,
     /// The record of the last step, if a signal cut its validation short: the next run does that first.
     unvalidated: Option<Record>,
+    /// The lowest validation loss so far, of the checkpoint that is kept for it.
+    best: Option<f64>,
     train: Vec<(u64, f64)>,
     valid: Vec<(u64, f64)>,
     skipped: u64,
@@ -215,7 +217,7 @@ impl<'r> Run<'r> {
         let mut metrics = Metrics::open(request.metrics.as_deref(), recorded, tell)?;
         let last = from.is_none().then(|| Checkpoint::open(&request.out).ok()).flatten();
         let other = last.as_ref().and_then(|c| recipe.origin.author.other(c));
-        if let Some(aside) = saver.set_aside(from.map(|c| c.index.step), &[EVENTS])? {
+        if let Some(aside) = saver.set_aside(from.map(|c| c.index.step), &[EVENTS, BEST])? {
             let whose = other.map_or(String::new(), |file| {
                 format!(", written by another program, {file}: runs are kept apart by `--out DIR`")
             });
@@ -239,6 +241,7 @@ impl<'r> Run<'r> {
             failed_save: None,
             metrics,
             unvalidated,
+            best: from.and_then(|_| best_so_far(&request.out)),
             train: Vec::new(),
             valid: Vec::new(),
             skipped: 0,
@@ -303,6 +306,14 @@ impl<'r> Run<'r> {
         let loss = result.loss;
         self.valid.push((self.step, loss));
         tell(Event::Valid { step: self.step, result });
+        if self.recipe.save_best && !self.no_save && loss.is_finite() && self.best.is_none_or(|best| loss < best) {
+            let mut snapshot = self.snapshot(engine)?;
+            snapshot.extra[BEST] = loss.to_bits().into();
+            snapshot.extra["valid_loss"] = loss.into();
+            let before = self.saver.save_best(snapshot);
+            self.saved(before, tell);
+            self.best = Some(loss);
+        }
         Ok(Validation::Done(loss))
     }
 
@@ -368,8 +379,8 @@ impl<'r> Run<'r> {
         }
     }
 
-    /// Weights that are not finite are not saved: what is there is better.
-    fn save(&mut self, engine: &dyn Engine, tell: Tell) -> Result<(), Stop> {
+    /// All of the run's state. Weights that are not finite are not saved: what is there is better.
+    fn snapshot(&mut self, engine: &dyn Engine) -> Result<Snapshot, Stop> {
         let mut extra = origin::kept(self.recipe);
         if let Some(record) = &self.unvalidated {
             extra[UNVALIDATED] = metrics::kept(record);
@@ -380,14 +391,18 @@ impl<'r> Run<'r> {
             let what = format!("parameter `{name}` holds {value} after step {}", self.step);
             return Err(self.unstable(RuntimeError::new("E0810", what), "the optimizer's step"));
         }
-        let snapshot = Snapshot {
+        Ok(Snapshot {
             step: self.step,
             seed: self.seed,
             data: DataPosition { batch: self.step, samples: self.samples },
             chars: self.chars.clone(),
             extra,
             groups,
-        };
+        })
+    }
+
+    fn save(&mut self, engine: &dyn Engine, tell: Tell) -> Result<(), Stop> {
+        let snapshot = self.snapshot(engine)?;
         self.snapshot = Some(self.step);
         let before = self.saver.save(snapshot);
         self.saved(before, tell);
@@ -400,7 +415,9 @@ impl<'r> Run<'r> {
             None => {}
             Some(Ok(saved)) => {
                 self.failed_save = None;
-                self.last_saved = Some(saved.path.clone());
+                if !saved.path.ends_with(BEST) {
+                    self.last_saved = Some(saved.path.clone());
+                }
                 tell(Event::Saved { step: saved.step, path: saved.path });
             }
             Some(Err(e)) => {
@@ -461,6 +478,13 @@ enum Validation {
 
 /// In a checkpoint's index: the record of its step, whose validation is still to be done.
 const UNVALIDATED: &str = "unvalidated";
+
+/// The validation loss of a run's best checkpoint.
+fn best_so_far(run: &Path) -> Option<f64> {
+    let best = run.join(BEST);
+    let index = best.is_dir().then(|| Checkpoint::open(&best).ok()).flatten()?.index;
+    index.extra[BEST].as_u64().map(f64::from_bits)
+}
 
 fn validation_due(recipe: &Recipe, step: u64) -> bool {
     let Some(valid) = &recipe.valid else { return false };

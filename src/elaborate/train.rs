@@ -34,6 +34,8 @@ pub struct TrainFacts {
     pub save_every: Option<u64>,
     /// Checkpoints that stay, where the item says so; 0: all.
     pub keep: Option<u64>,
+    /// Whether the checkpoint with the lowest validation loss stays.
+    pub save_best: bool,
     pub log_every: Option<u64>,
     pub loads: Vec<Load>,
     /// Average states by parameter, where the item has `average`.
@@ -141,6 +143,7 @@ impl<'a> Elab<'a> {
                     TrainKind::Steps(_) => "steps",
                     TrainKind::Seed(_) => "seed",
                     TrainKind::Save { .. } => "save",
+                    TrainKind::SaveBest => "save best",
                     TrainKind::Log(_) => "log",
                     _ => "",
                 };
@@ -187,6 +190,16 @@ impl<'a> Elab<'a> {
                             Some(Keep::All) => Some(0),
                             Some(Keep::Newest(count)) => e.positive(count),
                         };
+                    }
+                    TrainKind::SaveBest => {
+                        facts.save_best = true;
+                        if !item.lines.iter().any(|l| matches!(l.kind, TrainKind::Data { valid: true, .. })) {
+                            e.error(
+                                Diagnostic::error("E0710", "`save best` in a train item without `valid`")
+                                    .at(line.span, "the best by which loss?")
+                                    .help("add `valid .. every N`"),
+                            );
+                        }
                     }
                     TrainKind::Log(x) => facts.log_every = e.positive(x),
                     _ => {}

@@ -439,19 +439,43 @@ pub struct TrainLine {
 
 #[derive(Clone, Debug)]
 pub enum TrainKind {
-    Data { valid: bool, source: DataSource, every: Option<Expr>, batches: Option<Expr> },
-    Samples { dim: Name, slices: Option<Expr> },
-    Let { name: Name, value: Expr },
-    Optimizer { call: Expr, on: Option<Select>, minimizes: Vec<Name> },
+    Data {
+        valid: bool,
+        source: DataSource,
+        every: Option<Expr>,
+        batches: Option<Expr>,
+    },
+    Samples {
+        dim: Name,
+        slices: Option<Expr>,
+    },
+    Let {
+        name: Name,
+        value: Expr,
+    },
+    Optimizer {
+        call: Expr,
+        on: Option<Select>,
+        minimizes: Vec<Name>,
+    },
     Freeze(Select),
     Clip(Expr),
     Gradient(Expr),
     Average(Expr),
     Steps(Expr),
     Seed(Expr),
-    Save { every: Expr, keep: Option<Keep> },
+    Save {
+        every: Expr,
+        keep: Option<Keep>,
+    },
+    /// The checkpoint with the lowest validation loss.
+    SaveBest,
     Log(Expr),
-    Load { path: (String, Span), with: Option<Name>, on: Option<Select> },
+    Load {
+        path: (String, Span),
+        with: Option<Name>,
+        on: Option<Select>,
+    },
 }
 
 /// Which checkpoints stay.

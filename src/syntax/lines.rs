@@ -61,6 +61,7 @@ impl<'t> Builder<'t> {
                 let with = inner.take(Rule::name).map(|n| self.name(n));
                 TrainKind::Load { path, with, on: inner.maybe().map(|s| self.select(s)) }
             }
+            Rule::save if inner.take(Rule::save_best).is_some() => TrainKind::SaveBest,
             Rule::save => {
                 let every = self.expr(inner.must());
                 let keep = inner.maybe().map(|k| match k.as_rule() {

@@ -382,6 +382,7 @@ impl Printer {
                     Some(Keep::Newest(count)) => p.valued("keep", count),
                 });
             }
+            TrainKind::SaveBest => self.line("save best"),
             TrainKind::Log(value) => self.valued("log every", value),
             TrainKind::Load { path, with, on } => {
                 let with = with.as_ref().map_or(String::new(), |w| format!(" with {}", w.text));

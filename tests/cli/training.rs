@@ -92,6 +92,43 @@ fn the_train_item_says_how_many_checkpoints_stay() {
 }
 
 #[test]
+fn the_best_checkpoint_stays() {
+    let folder = tiny();
+    let at = folder.path();
+    // A rate that overshoots in the end: the last weights are not the best ones.
+    let text = include_str!("tiny.pta")
+        .replace("every 4", "every 2")
+        .replace("adamw(lr = 1e-2)", "adamw(lr = where(step < 4, 1e-2, 3.0))")
+        .replace("    average ema(decay = 0.9)\n", "")
+        .replace("    steps 10\n", "    steps 10\n    save every 5 keep 1\n    save best\n");
+    write(at, "tiny.pta", &text);
+    succeeds(at, &["fmt", "--check", "tiny.pta"]);
+    let best = |run: &str| -> serde_json::Value {
+        let text = succeeds(at, &["eval", "tiny.pta", "--json", "--checkpoint", &format!("{run}/best")]);
+        serde_json::from_str(&text).expect("an object")
+    };
+    succeeds(at, &["train", "tiny.pta", "--metrics", "m.jsonl"]);
+    let losses = metric(&at.join("m.jsonl"), "valid_loss");
+    let (least, lowest) = losses.iter().enumerate().min_by(|a, b| a.1.total_cmp(b.1)).expect("losses");
+    assert!(least + 1 < losses.len(), "{losses:?}");
+    let found = best("runs/Tiny");
+    assert_eq!(found["step"].as_u64(), Some(2 * (least as u64 + 1)), "{losses:?}");
+    assert_eq!(found["loss"].as_f64(), Some(*lowest));
+    assert_eq!(kept(&at.join("runs/Tiny")), [10]);
+    // Interrupted after the best one, the run keeps it.
+    succeeds(at, &["train", "tiny.pta", "--steps", "5", "--out", "parts"]);
+    succeeds(at, &["train", "tiny.pta", "--resume", "--out", "parts"]);
+    assert!(state(&at.join("parts")) == state(&at.join("runs/Tiny")), "resuming is not affected");
+    assert_eq!(best("parts")["loss"].as_f64(), Some(*lowest));
+    succeeds(at, &["sample", "tiny.pta", "--checkpoint", "parts/best", "--length", "2"]);
+    // A new run begins without it.
+    succeeds(at, &["train", "tiny.pta", "--steps", "1", "--no-save", "--out", "parts"]);
+    assert!(at.join("parts/before-1/best/index.json").is_file() && !at.join("parts/best").exists());
+    write(at, "tiny.pta", text.replace("    valid bytes(\"text.txt\", from = 0.8) every 2\n", ""));
+    fails(at, &["check", "tiny.pta"], 1, "E0710");
+}
+
+#[test]
 fn threads_change_nothing() {
     let folder = tiny();
     let at = folder.path();

@@ -30,7 +30,7 @@ mod weights;
 pub use index::{DataPosition, Index};
 pub use load::{Checkpoint, Found, list, locate};
 pub use safetensors::Dtype as StoredType;
-pub use save::{Group, SaveOptions, Snapshot, directory_name, save};
+pub use save::{BEST, Group, SaveOptions, Snapshot, directory_name, save};
 pub use saver::{Saved, Saver};
 pub use tensor::{Tensor, TensorInfo, TensorView, convert, fingerprint, text_fingerprint};
 pub use weights::{Weights, export};

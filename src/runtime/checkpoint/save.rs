@@ -63,6 +63,9 @@ pub(super) enum Stage {
     Removed,
 }
 
+/// The directory of the checkpoint that is the best by its validation loss.
+pub const BEST: &str = "best";
+
 /// The name of a step's directory; sorts by step.
 pub fn directory_name(step: u64) -> String {
     format!("step-{step:08}")
@@ -79,7 +82,17 @@ pub(super) fn save_observed(
     options: &SaveOptions,
     observe: &mut dyn FnMut(Stage) -> io::Result<()>,
 ) -> Result<PathBuf> {
-    let name = directory_name(snapshot.step);
+    save_as(dir, directory_name(snapshot.step), snapshot, options, observe)
+}
+
+/// Writes a checkpoint under a name that may be taken, by one that is replaced.
+pub(super) fn save_as(
+    dir: &Path,
+    name: String,
+    snapshot: &Snapshot,
+    options: &SaveOptions,
+    observe: &mut dyn FnMut(Stage) -> io::Result<()>,
+) -> Result<PathBuf> {
     let temporary = dir.join(format!("{TEMPORARY}{name}"));
     let target = dir.join(&name);
     let written =

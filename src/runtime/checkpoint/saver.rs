@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::load::{aside_name, list};
-use super::save::{REPLACED, SaveOptions, Snapshot, TEMPORARY, cannot_write, save};
+use super::save::{BEST, REPLACED, SaveOptions, Snapshot, TEMPORARY, cannot_write, directory_name, save_as};
 use crate::runtime::error::{Result, RuntimeError, no_thread};
 
 /// A checkpoint that was written.
@@ -24,7 +24,8 @@ pub struct Saver {
     dir: PathBuf,
     /// Held for as long as this lives; the system frees it when the process dies.
     _lock: Option<File>,
-    jobs: Option<Sender<Snapshot>>,
+    /// Each with the name of its directory.
+    jobs: Option<Sender<(String, Snapshot)>>,
     done: Receiver<(Snapshot, Result<Saved>)>,
     thread: Option<JoinHandle<()>>,
     busy: bool,
@@ -38,19 +39,16 @@ impl Saver {
         std::fs::create_dir_all(dir).map_err(fail)?;
         let lock = lock(dir)?;
         tidy(dir).map_err(fail)?;
-        let (jobs, jobs_rx) = channel::<Snapshot>();
+        let (jobs, jobs_rx) = channel::<(String, Snapshot)>();
         let (done_tx, done) = channel();
         let target = dir.to_path_buf();
         let thread = std::thread::Builder::new()
             .name("partita-save".into())
             .spawn(move || {
-                for snapshot in jobs_rx {
+                for (name, snapshot) in jobs_rx {
                     let start = Instant::now();
-                    let result = save(&target, &snapshot, &options).map(|path| Saved {
-                        step: snapshot.step,
-                        path,
-                        took: start.elapsed(),
-                    });
+                    let saved = save_as(&target, name, &snapshot, &options, &mut |_| Ok(()));
+                    let result = saved.map(|path| Saved { step: snapshot.step, path, took: start.elapsed() });
                     if done_tx.send((snapshot, result)).is_err() {
                         return;
                     }
@@ -97,8 +95,17 @@ impl Saver {
 
     /// Starts to write; waits for the save before, whose outcome is returned.
     pub fn save(&mut self, snapshot: Snapshot) -> Option<Result<Saved>> {
+        self.save_as(directory_name(snapshot.step), snapshot)
+    }
+
+    /// The same for the best checkpoint, which takes the place of the one before.
+    pub fn save_best(&mut self, snapshot: Snapshot) -> Option<Result<Saved>> {
+        self.save_as(BEST.to_string(), snapshot)
+    }
+
+    fn save_as(&mut self, name: String, snapshot: Snapshot) -> Option<Result<Saved>> {
         let before = self.finish();
-        self.busy = self.jobs.as_ref().is_some_and(|jobs| jobs.send(snapshot).is_ok());
+        self.busy = self.jobs.as_ref().is_some_and(|jobs| jobs.send((name, snapshot)).is_ok());
         if self.busy {
             return before;
         }
