@@ -1,5 +1,7 @@
 //! Machine code of kernels against the plain reading of the kernel IR.
 
+#[path = "support/plain.rs"]
+mod plain;
 #[path = "support/kernel.rs"]
 mod support;
 
@@ -8,7 +10,8 @@ use partita::kernel::*;
 use partita::program::Access;
 use partita::types::rng::{self, Dist};
 use partita::types::{DType, MapOp, ReduceKind};
-use support::{Plain, pack, run, run_pieces, unpack};
+use plain::Plain;
+use support::{pack, run, run_pieces, unpack};
 
 fn read(dtype: DType) -> KernelBuffer {
     KernelBuffer { dtype, access: Access::Read }

@@ -2,8 +2,10 @@
 //!
 //! In: `kernel::Kernel`s. Out: machine code of the processor: `cpu` writes it for every kernel on every processor, by
 //! Cranelift, with vectors of 128 bits; `wide` writes it for most kernels on x86-64 with vectors of 256 or 512 bits. A code
-//! generator decides nothing about what is computed, only how. `plan.rs` is what both know of a kernel.
+//! generator decides nothing about what is computed, only how. `plan.rs` is what both know of a kernel,
+//! `coefficients.rs` what their functions share.
 
+mod coefficients;
 pub mod cpu;
 mod plan;
 pub mod wide;

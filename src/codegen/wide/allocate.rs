@@ -169,3 +169,53 @@ fn lives(f: &Function) -> Vec<Life> {
     }
     lives
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::Kernel;
+
+    /// Many sums in a loop, some of which start outside of it.
+    fn function() -> Function {
+        let mut f = Function::new(16, &Kernel::default());
+        let one = f.f32(1.0);
+        let outside: Vec<Reg> = (0..6).map(|_| f.op(Op::Add, &[one, one])).collect();
+        let total = f.op(Op::Add, &[one, one]);
+        let counter = f.op(Op::WordConst(0), &[]);
+        f.effect(Op::Begin, &[]);
+        let inside: Vec<Reg> = outside.iter().map(|x| f.op(Op::Mul, &[*x, total])).collect();
+        for x in inside {
+            f.set(total, Op::Add, &[total, x]);
+        }
+        f.set(counter, Op::AddConst(1), &[counter]);
+        f.effect(Op::AgainBelow(Some(9)), &[counter]);
+        f
+    }
+
+    #[test]
+    fn no_home_is_shared_by_two_that_live_at_once() {
+        let f = function();
+        let lives = lives(&f);
+        for count in 1..16u8 {
+            let files = Files { vectors: (0..count).collect(), masks: Some(vec![1]), words: vec![3] };
+            let Homes { homes, slots } = allocate(&f, &files);
+            for a in 0..homes.len() {
+                for b in 0..a {
+                    let apart = lives[a].end < lives[b].start || lives[b].end < lives[a].start;
+                    let shared = homes[a] == homes[b] && f.regs[a].class == f.regs[b].class && homes[a] != Home::None;
+                    assert!(apart || !shared, "{a} and {b} in {:?} with {count} registers", homes[a]);
+                }
+            }
+            assert!((slots[0] == 0) == (count >= 13), "{count} registers and {} slots", slots[0]);
+        }
+    }
+
+    #[test]
+    fn what_a_loop_uses_often_stays_in_registers() {
+        let f = function();
+        let files = Files { vectors: vec![0, 1, 2, 3], masks: None, words: vec![3] };
+        let homes = allocate(&f, &files);
+        let total = f.code.iter().rev().find(|i| i.op == Op::Add).expect("a sum").to;
+        assert!(matches!(homes.homes[total.index()], Home::Register(_)));
+    }
+}

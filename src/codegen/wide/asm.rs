@@ -404,3 +404,104 @@ impl Asm {
         self.bytes.extend([0; 4]);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Instructions of all kinds, with what a disassembler calls them.
+    fn samples(wide: bool) -> (Vec<u8>, Vec<String>) {
+        let mut a = Asm::new(wide);
+        let mut texts: Vec<String> = Vec::new();
+        let v = if wide { "zmm" } else { "ymm" };
+        let mem = Mem { base: 13, index: Some(12), scale: 2, disp: 256 };
+        let high = if wide { 30 } else { 14 };
+        a.vector(code(1, 0, 0x58), 9, 7, Rm::Reg(high), None);
+        texts.push(format!("vaddps {v}9,{v}7,{v}{high}"));
+        a.vector(code(2, 1, 0xB8), high, 7, Rm::Mem(mem), None);
+        texts.push(format!(
+            "vfmadd231ps {v}{high},{v}7,{} PTR [r13+r12*4+0x100]",
+            if wide { "ZMMWORD" } else { "YMMWORD" }
+        ));
+        a.vector(code(1, 1, 0x72), 6, high, Rm::Reg(8), Some(16));
+        texts.push(format!("vpslld {v}{high},{v}8,0x10"));
+        a.vector(code(2, 1, 0x33).part(Part::Half), 3, 0, Rm::Mem(Mem::at(RSP, -96)), None);
+        texts.push(format!("vpmovzxwd {v}3,{} PTR [rsp-0x60]", if wide { "YMMWORD" } else { "XMMWORD" }));
+        a.sized(code(1, 1, 0x6E).part(Part::Bytes(4)), Length::X, high, 0, Rm::Reg(10), None);
+        texts.push(format!("vmovd xmm{high},r10d"));
+        if wide {
+            let masked = Masked { by: 5, zero: true };
+            a.evex(code(1, 0, 0x10), Length::Z, 17, 0, Rm::Mem(Mem::at(RBP, 4)), masked, None);
+            texts.push("vmovups zmm17{k5}{z},ZMMWORD PTR [rbp+0x4]".to_string());
+            let from = Mem { base: 8, index: Some(25), scale: 2, disp: 12 };
+            let masked = Masked { by: 1, zero: false };
+            a.evex(code(2, 1, 0x92).part(Part::Bytes(4)), Length::Z, 4, 0, Rm::Mem(from), masked, None);
+            texts.push("vgatherdps zmm4{k1},DWORD PTR [r8+zmm25*4+0xc]".to_string());
+            a.evex(code(3, 1, 0x1F), Length::Z, 6, 20, Rm::Reg(21), Masked::default(), Some(1));
+            texts.push("vpcmpltd k6,zmm20,zmm21".to_string());
+            a.vex(code(1, 0, 0x41), Length::Y, 7, 3, Rm::Reg(4), None);
+            texts.push("kandw k7,k3,k4".to_string());
+            a.vex(code(1, 0, 0x92), Length::X, 2, 0, Rm::Reg(RDX), None);
+            texts.push("kmovw k2,edx".to_string());
+        } else {
+            a.vex(code(3, 1, 0x4A), Length::Y, 11, 2, Rm::Reg(13), Some(12 << 4));
+            texts.push("vblendvps ymm11,ymm2,ymm13,ymm12".to_string());
+        }
+        a.mov(15, Rm::Mem(Mem { base: RDI, index: None, scale: 0, disp: 0x400 }));
+        texts.push("mov r15,QWORD PTR [rdi+0x400]".to_string());
+        a.multiply_constant(RAX, Rm::Reg(9), 600);
+        texts.push("imul rax,r9,0x258".to_string());
+        a.constant(11, 0x1234_5678_9ABC);
+        texts.push("movabs r11,0x123456789abc".to_string());
+        a.constant(RCX, -2);
+        texts.push("mov rcx,0xfffffffffffffffe".to_string());
+        a.compare_constant(Rm::Mem(Mem::at(12, 0)), 1000);
+        texts.push("cmp QWORD PTR [r12],0x3e8".to_string());
+        a.vex(code(2, 0, 0xF5), Length::X, RAX, 9, Rm::Reg(RAX), None);
+        texts.push("bzhi eax,eax,r9d".to_string());
+        let top = a.label();
+        a.place(top);
+        a.jump_if(Condition::Below, top);
+        texts.push("jb".to_string());
+        (a.finish(), texts)
+    }
+
+    #[test]
+    fn a_disassembler_reads_what_was_meant() {
+        for wide in [false, true] {
+            let (bytes, wanted) = samples(wide);
+            let file = std::env::temp_dir().join(format!("partita-asm-{}-{wide}", std::process::id()));
+            std::fs::write(&file, bytes).expect("a temporary file");
+            let tool = std::process::Command::new("objdump")
+                .args(["-D", "-b", "binary", "-m", "i386:x86-64", "-M", "intel", "--no-show-raw-insn"])
+                .arg(&file)
+                .output();
+            let _ = std::fs::remove_file(&file);
+            // Machines without the tool run the code only.
+            let Ok(output) = tool else { return };
+            let text = String::from_utf8_lossy(&output.stdout);
+            let lines: Vec<String> = text
+                .lines()
+                .filter_map(|l| l.split_once(":\t"))
+                .map(|(_, i)| i.split_whitespace().collect::<Vec<_>>().join(" "))
+                .collect();
+            for (n, want) in wanted.iter().enumerate() {
+                let got = lines.get(n).map_or("nothing", String::as_str);
+                assert!(got.starts_with(want.as_str()), "instruction {n} is `{got}`, not `{want}`");
+            }
+        }
+    }
+
+    #[test]
+    fn constants_are_shared_and_aligned_behind_the_code() {
+        let mut a = Asm::new(true);
+        assert_eq!(a.pool(&[1; 4]), 0);
+        assert_eq!(a.pool(&[2; 64]), 64);
+        assert_eq!(a.pool(&[1; 4]), 0);
+        a.vector(code(1, 0, 0x58), 0, 0, Rm::Spread(64), None);
+        let code = a.finish();
+        assert_eq!(code.len(), 64 + 128);
+        // The distance from the instruction's end.
+        assert_eq!(i32::from_le_bytes(code[6..10].try_into().unwrap()), 128 - 10);
+    }
+}

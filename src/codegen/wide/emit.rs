@@ -419,6 +419,10 @@ impl Emit<'_> {
                 self.compare_word(a, b, limit);
                 self.part(Condition::Below);
             }
+            IfAny => {
+                self.test_any(a);
+                self.part(Condition::Zero);
+            }
             End => {
                 let end = self.open.pop().expect("parts are closed in order");
                 self.a.place(end);

@@ -178,6 +178,8 @@ pub enum Op {
     /// The start of a part that is only run if the word a is below a number or the word b.
     IfBelow(Option<u64>),
     IfNotBelow(Option<u64>),
+    /// .. if the mask a has a lane.
+    IfAny,
     /// The end of such a part.
     End,
 }

@@ -1,37 +1,17 @@
 //! Transcendental functions of f32 in the vector IR, as polynomials, mostly those of the Cephes library (S. L. Moshier).
 
 use super::ir::*;
+use crate::codegen::coefficients::{ERF_FAR, ERF_NEAR, EXP, ROUNDER, TANH};
+use crate::program::Helper;
 use crate::types::rng::{LN, LN2_HIGH, LN2_LOW};
 
-/// 1.5 * 2^23: adding it rounds a small float to an integer, held in the low bits of the sum.
-const ROUNDER: f32 = 12_582_912.0;
-/// (e^r - 1 - r) / r^2 for |r| <= ln(2) / 2.
-const EXP: [f32; 6] = [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_6e-1, 0.5];
-/// (tanh(x) - x) / x^3 over x^2, for |x| < 0.625.
-const TANH: [f32; 5] = [-5.704_988_7e-3, 2.063_909e-2, -5.373_971_5e-2, 1.333_144_2e-1, -3.333_328e-1];
-/// erf(x) / x over x^2, for |x| < 1 (a Chebyshev fit, error below 4e-11).
-const ERF_NEAR: [f32; 8] = [
-    -9.667_045e-6,
-    1.126_595_9e-4,
-    -8.484_080_3e-4,
-    5.221_031_6e-3,
-    -2.686_543e-2,
-    1.128_378_2e-1,
-    -3.761_263_8e-1,
-    std::f32::consts::FRAC_2_SQRT_PI,
-];
-/// ln(1 - erf(x)) over x, for x from 1 to 4 (a Chebyshev fit, error below 2e-8).
-const ERF_FAR: [f32; 9] = [
-    1.637_151_4e-6,
-    -4.605_804e-5,
-    5.968_056_5e-4,
-    -4.759_596e-3,
-    2.642_113_5e-2,
-    -1.100_800_8e-1,
-    -6.318_260_4e-1,
-    -1.130_233_4,
-    3.201_380_6e-4,
-];
+/// (sin(r) - r) / r^3 and (cos(r) - 1 + r^2 / 2) / r^4 over r^2, for |r| <= pi / 4.
+const SIN: [f32; 3] = [-1.951_529_6e-4, 8.332_161e-3, -1.666_665_5e-1];
+const COS: [f32; 3] = [2.443_315_7e-5, -1.388_731_6e-3, 4.166_664_6e-2];
+/// -pi / 2 in three parts; with the first a difference to a near number is exact.
+const MINUS_HALF_PI: [f32; 3] = [-std::f32::consts::FRAC_PI_2, 4.371_139e-8, 1.715_124_5e-15];
+/// Up to here quarter turns are counted well enough in f32.
+const SINE_LIMIT: f32 = 30_000.0;
 
 impl Function {
     fn add(&mut self, x: Reg, y: Reg) -> Reg {
@@ -215,6 +195,45 @@ impl Function {
         self.select(small, near, far)
     }
 
+    /// The sine or cosine.
+    pub fn sine(&mut self, x: Reg, which: Helper) -> Reg {
+        let (per_turn, rounder) = (self.f32(std::f32::consts::FRAC_2_PI), self.f32(ROUNDER));
+        // Quarter turns, in the low bits too.
+        let sum = self.mul_add(x, per_turn, rounder);
+        let whole = self.sub(sum, rounder);
+        let mut r = x;
+        for part in MINUS_HALF_PI {
+            let part = self.f32(part);
+            r = self.mul_add(whole, part, r);
+        }
+        let square = self.mul(r, r);
+        let (minus_half, one) = (self.f32(-0.5), self.f32(1.0));
+        let p = self.polynomial(square, &SIN);
+        let p = self.mul(p, square);
+        let sine = self.mul_add(p, r, r);
+        let p = self.polynomial(square, &COS);
+        let p = self.mul(p, square);
+        let p = self.mul_add(p, square, one);
+        let cosine = self.mul_add(square, minus_half, p);
+        let (zero, ones, two) = (self.i32(0), self.i32(1), self.i32(2));
+        let turns = if which == Helper::Cos { self.op(Op::AddInt, &[sum, ones]) } else { sum };
+        let odd = self.op(Op::And, &[turns, ones]);
+        let even = self.op(Op::CompareInt(Relation::Equal), &[odd, zero]);
+        let near = self.select(even, sine, cosine);
+        let sign = self.op(Op::And, &[turns, two]);
+        let sign = self.op(Op::ShiftLeft(30), &[sign]);
+        let y = self.op(Op::Xor, &[near, sign]);
+        // Few arguments are so large, or no numbers.
+        let (size, limit) = (self.abs(x), self.f32(SINE_LIMIT));
+        let near = self.op(Op::Compare(Relation::LessEqual), &[size, limit]);
+        let far = self.mask_not(near);
+        self.effect(Op::IfAny, &[far]);
+        let exact = self.op(Op::Call(which), &[x]);
+        self.set(y, Op::Select, &[far, exact, y]);
+        self.effect(Op::End, &[]);
+        y
+    }
+
     pub fn sigmoid(&mut self, x: Reg) -> Reg {
         let e = self.exp_of_minus_abs(x);
         let (zero, one) = (self.f32(0.0), self.f32(1.0));
@@ -235,7 +254,7 @@ impl Function {
     pub fn erf(&mut self, x: Reg) -> Reg {
         let square = self.mul(x, x);
         let near = self.polynomial(square, &ERF_NEAR);
-        let near = self.mul(near, x);
+        let near = self.mul_add(near, x, x);
         let z = self.abs(x);
         // From 4 on the nearest f32 is 1.
         let (most, one) = (self.f32(4.0), self.f32(1.0));

@@ -11,7 +11,7 @@ pub fn print(f: &Function) -> String {
             depth -= 1;
         }
         let _ = writeln!(out, "{}{}", "  ".repeat(depth), line(f, inst));
-        if matches!(inst.op, Op::Begin | Op::IfBelow(_) | Op::IfNotBelow(_)) {
+        if matches!(inst.op, Op::Begin | Op::IfBelow(_) | Op::IfNotBelow(_) | Op::IfAny) {
             depth += 1;
         }
     }
