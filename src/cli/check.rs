@@ -6,7 +6,6 @@ use super::{Code, ERROR, OK};
 use crate::diag::render;
 use crate::driver::{Findings, check};
 use crate::source::Disk;
-use crate::syntax::ast::ItemKind;
 use crate::types::counted;
 
 pub fn run(args: &CheckArgs, out: &mut Output) -> Code {
@@ -29,9 +28,8 @@ pub fn run(args: &CheckArgs, out: &mut Output) -> Code {
         out.line(line);
     }
     if c.models.is_empty() && !failed {
-        let defs = c.program.main_items(|i| matches!(i, ItemKind::Def(_)).then_some(())).len();
         let path = args.source.request().path;
-        out.line(format!("{}: ok, {} and no model", path.display(), counted(defs, "definition")));
+        out.line(format!("{}: ok, {} and no model", path.display(), counted(c.definitions(), "definition")));
     }
     out.findings(&Findings { sources: c.sources, sink: c.sink })
 }

@@ -30,6 +30,13 @@ pub struct Checked {
     pub models: Vec<ModelFacts>,
 }
 
+impl Checked {
+    /// How many layers, functions and optimizers the main file defines.
+    pub fn definitions(&self) -> usize {
+        self.program.main_items(|i| matches!(i, ItemKind::Def(_)).then_some(())).len()
+    }
+}
+
 /// What `check` reports of a model.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ModelFacts {
