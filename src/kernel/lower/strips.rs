@@ -69,7 +69,7 @@ impl Lowerer<'_, '_> {
         let mut reads = reads.map(|(n, a)| (n, a.access));
         let (arg, Access::Read) = reads.next()? else { return None };
         let many = launch.args.len() > MAX_STRIP_ARGS;
-        if many || reads.next().is_some() || launch.rows == 0 || buffer.elements % launch.rows != 0 {
+        if many || reads.next().is_some() || launch.rows == 0 || !buffer.elements.is_multiple_of(launch.rows) {
             return None;
         }
         let each = buffer.elements / launch.rows;
