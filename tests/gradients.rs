@@ -3,7 +3,9 @@
 
 use partita::autodiff;
 use partita::interp::{self, Env, Tensor};
-use partita::ir::{Builder, DimId, GatherMode, Input, InputId, Op, OutputKind, Param, ParamId, ValueId, WindowAxis};
+use partita::ir::{
+    Attention, Builder, DimId, GatherMode, Input, InputId, Op, OutputKind, Param, ParamId, ValueId, WindowAxis,
+};
 use partita::types::rng::{self, Dist};
 use partita::types::{DType, MapOp, ReduceKind, ScanKind};
 
@@ -819,4 +821,48 @@ fn emission_is_deterministic() {
         partita::ir::print::print(&c.b.finish())
     };
     assert_eq!(text(), text());
+}
+
+#[test]
+fn attention() {
+    // Each option alone and all together, with and without dims that queries share keys over.
+    for option in 0..8 {
+        let on = |n: usize| option == n || option == 7;
+        each("attention", |c| {
+            let (batch, group) = (c.dim("batch"), c.dim("group"));
+            let (query, key) = (c.dim("query"), c.sized("key", 3));
+            let (feature, value) = (c.dim("feature"), c.dim("value"));
+            let q = c.param(&[batch, query, group, feature]);
+            let keys = c.param(&[batch, key, feature]);
+            let values = c.param(&[value, batch, key]);
+            let mut args = vec![q, keys, values];
+            if on(1) {
+                let own = c.ints(&[batch, query], 0, 2);
+                args.push(own);
+                args.push(c.ints(&[key], 0, 2));
+            }
+            if on(2) {
+                let (x, zero) = (c.ints(&[group, key, query], 0, 3), c.b.scalar(0.0, DType::I32));
+                args.push(c.b.map(MapOp::Gt, &[x, zero]));
+            }
+            if on(3) {
+                let data = (0..c.b.graph.elements(&[query, key])).map(|_| c.normal()).collect();
+                args.push(c.b.elements(data, DType::F32, vec![query, key]));
+            }
+            let a = Attention {
+                query,
+                key,
+                feature,
+                value,
+                scale: if on(4) { -0.7 } else { 0.4 },
+                cap: if on(5) { 0.8 } else { 0.0 },
+                causal: on(6),
+                reach: on(6).then_some(2),
+                documents: on(1),
+                mask: on(2),
+                bias: on(3),
+            };
+            c.b.attention(&a, &args)[0]
+        });
+    }
 }

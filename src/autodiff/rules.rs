@@ -25,6 +25,7 @@ pub(super) fn differentiable(op: &Op, i: usize) -> bool {
         Op::Window { .. } | Op::Gather { .. } | Op::Scatter { .. } => i == 0,
         Op::Scan { kind, .. } => *kind != ScanKind::ArgMax,
         Op::WriteAt { .. } => i < 2,
+        Op::Attention(_) => i < 3,
         Op::Param(_)
         | Op::State(_)
         | Op::Input(_)
@@ -37,6 +38,7 @@ pub(super) fn differentiable(op: &Op, i: usize) -> bool {
         | Op::TopK { .. }
         | Op::PackPlace { .. }
         | Op::Draw { .. }
+        | Op::AttentionGrad(_)
         | Op::StopGradient => false,
     }
 }
@@ -108,6 +110,15 @@ impl Reverse<'_> {
                     self.contribute(x, rest, &[]);
                 }
             }
+            Op::Attention(a) => {
+                let g = self.full(g, y);
+                let g = self.b.cast(g, self.b.dtype(y));
+                let all = [args.as_slice(), &op.results, &[g]].concat();
+                let parts = self.b.attention_grad(a, &all);
+                for (v, part) in args.iter().zip(parts) {
+                    self.contribute(*v, part, &[]);
+                }
+            }
             // Elementwise functions and loops have their own files; the rest has no derivative.
             Op::Map(_)
             | Op::Loop { .. }
@@ -123,6 +134,7 @@ impl Reverse<'_> {
             | Op::TopK { .. }
             | Op::PackPlace { .. }
             | Op::Draw { .. }
+            | Op::AttentionGrad(_)
             | Op::StopGradient => {}
         }
     }

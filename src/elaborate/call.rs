@@ -284,7 +284,12 @@ impl<'a> Elab<'a> {
             let dims: Option<Vec<Vec<DimId>>> = results.as_ref().map(|r| r.iter().map(|d| d.dims.clone()).collect());
             let val = e.body(&def.body, dims.as_deref());
             let Some(results) = results else { return Val::Error };
-            e.result(val, &results, def)
+            let val = e.result(val, &results, def);
+            let whole = matches!(val, Val::Tensor(_)) && e.sink.error_count() == errors;
+            match whole && e.is_attention(bound.def) {
+                true => e.attention().map_or(val, Val::Tensor),
+                false => val,
+            }
         });
         debug_assert_eq!(loops.len(), self.scans.len());
         if self.sink.error_count() > errors && matches!(out, Val::Nothing) { Val::Error } else { out }

@@ -10,6 +10,7 @@
 //! and `member.rs`; `builtin/`, `model.rs`; `train.rs` with `optimizer.rs` and `average.rs`; `slices.rs`.
 
 mod arguments;
+mod attention;
 mod average;
 mod budget;
 pub mod builtin;

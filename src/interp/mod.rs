@@ -2,7 +2,7 @@
 //!
 //! In: a verified [`Graph`] and an [`Env`] (parameters, states, inputs, step, seed, position). Out: one [`Tensor`] per
 //! output of the graph. Reading order: this file, `map.rs` (elementwise functions, [`eval_map`]), `walk.rs` (loops over
-//! named dims), then `reduce.rs`, `movement.rs`, `along.rs` (families of operations).
+//! named dims), then `reduce.rs`, `movement.rs`, `along.rs`, `attention.rs` (families of operations).
 //!
 //! Arithmetic: every element is held as f64. Each operation computes in f64 and rounds its result to the value's
 //! element type (f32 as f32, 16-bit floats half to even by way of f32, I32 wraps); sums and products of many elements
@@ -14,6 +14,7 @@
 //! or state in that parameter's declared order, so that it can be fed again; any other output in its value's order.
 
 mod along;
+mod attention;
 mod map;
 mod movement;
 mod reduce;
@@ -215,9 +216,16 @@ impl Machine<'_> {
         }
         let args: Vec<Shared> = op.args.iter().map(|a| self.get(*a)).collect();
         let out = self.graph.value(op.results[0]);
-        let data = self.evaluate(op, &args, out).map_err(|e| InterpError::Range(id, e))?;
-        let data = self.store(out.dtype, data);
-        Ok(vec![Rc::new(Tensor { dtype: out.dtype, shape: sizes(self.graph, &out.dims), data })])
+        let all = match &op.op {
+            Op::Attention(a) => attention::attention(self.graph, a, op, &args).into(),
+            Op::AttentionGrad(a) => attention::gradient(self.graph, a, op, &args).into(),
+            _ => vec![self.evaluate(op, &args, out).map_err(|e| InterpError::Range(id, e))?],
+        };
+        let finish = |(v, data): (&ValueId, Vec<f64>)| {
+            let Value { dtype, dims, .. } = self.graph.value(*v);
+            Rc::new(Tensor { dtype: *dtype, shape: sizes(self.graph, dims), data: self.store(*dtype, data) })
+        };
+        Ok(op.results.iter().zip(all).map(finish).collect())
     }
 
     /// The elements of an operation's only result, not yet rounded.
@@ -277,7 +285,7 @@ impl Machine<'_> {
                 along::draw(g, *dim, *top_k as usize, *top_p, key, dims, operand(0), out)
             }
             Op::WriteAt { dim, part } => movement::write_at(g, *dim, *part, &all(), out)?,
-            Op::Loop { .. } => unreachable!("loops have their own path"),
+            Op::Loop { .. } | Op::Attention(_) | Op::AttentionGrad(_) => unreachable!("these have their own paths"),
         })
     }
 

@@ -579,6 +579,26 @@ impl Builder {
         self.one(Op::StopGradient, &[v], dtype, dims)
     }
 
+    // ---- attention
+
+    /// The result and the logsumexp; laid out as q.
+    pub fn attention(&mut self, a: &Attention, args: &[ValueId]) -> [ValueId; 2] {
+        let dtype = self.dtype(args[0]);
+        let rows: Vec<DimId> = self.dims(args[0]).iter().copied().filter(|d| *d != a.feature).collect();
+        let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let results = [(dtype, [rows.as_slice(), &[a.value]].concat()), (wide, rows)];
+        let out = self.emit(Op::Attention(a.clone()), args, &results);
+        [out[0], out[1]]
+    }
+
+    /// The cotangents of q, keys and values. `args`: operands and results of the attention, the cotangent of the first
+    /// result.
+    pub fn attention_grad(&mut self, a: &Attention, args: &[ValueId]) -> [ValueId; 3] {
+        let types = [0, 1, 2].map(|i| (self.dtype(args[i]), self.dims(args[i]).to_vec()));
+        let out = self.emit(Op::AttentionGrad(a.clone()), args, &types);
+        [out[0], out[1], out[2]]
+    }
+
     // ---- loops
 
     /// Opens the body of a loop over `dim` with the given initial carries (in the enclosing block). Until

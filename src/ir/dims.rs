@@ -62,6 +62,10 @@ impl Op {
                 f(dim);
                 dims.iter_mut().for_each(f);
             }
+            Op::Attention(a) | Op::AttentionGrad(a) => {
+                // One dim in two roles stays one.
+                [&mut a.query, &mut a.key, &mut a.feature, &mut a.value].into_iter().for_each(f);
+            }
             Op::WriteAt { dim, part } => {
                 f(dim);
                 f(part);

@@ -351,6 +351,14 @@ pub enum Op {
         stream: u64,
         dims: Vec<DimId>,
     },
+    // ---- attention
+    /// q, keys, values, then the operands that [`Attention`] says. Results: of every query the values' mean by the weights
+    /// exp(score - logsumexp), in q's type; and that logsumexp over all keys that are seen (F32, F64 for F64). A query that
+    /// sees nothing has the result 0 and the logsumexp inf: exp(score - it) is 0. Scores and weights are held in F32 (F64) at least.
+    Attention(Attention),
+    /// Operands of the attention, its two results, the first one's cotangent. Results: the cotangents of q, keys and values,
+    /// each with its operand's dims and type.
+    AttentionGrad(Attention),
     // ---- other
     /// x; no derivative.
     StopGradient,
@@ -386,6 +394,55 @@ pub struct WindowAxis {
     pub dynamic: bool,
     /// (dim of the result, coefficient); may be empty (an index).
     pub terms: Vec<(DimId, i64)>,
+}
+
+/// Which dims and operands an attention has.
+///
+/// The score of a query and a key is s = scale * (sum over `feature` of q * keys), then cap * tanh(s / cap) where `cap` is above 0,
+/// then s + bias. A key is seen if all conditions hold; a score that is not seen counts for nothing, whatever it is. Dims of
+/// keys but `key` and `feature` are those of values but `key` and `value`, and q has them all; q's further dims are rows
+/// that share keys and values.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Attention {
+    /// The position of a query: of q, and of neither keys nor values.
+    pub query: DimId,
+    /// The position of a key: of keys and values, and not of q.
+    pub key: DimId,
+    /// What scores sum over: of q and keys.
+    pub feature: DimId,
+    /// Of values and the result; may be `feature`.
+    pub value: DimId,
+    pub scale: f64,
+    pub cap: f64,
+    /// Key k is seen by query q only if k <= q.
+    pub causal: bool,
+    /// Only if q - k < reach.
+    pub reach: Option<u32>,
+    /// Two more operands, I32: numbers of queries (dims of q but `feature`) and of keys (dims of keys but `feature`); only
+    /// where they are equal.
+    pub documents: bool,
+    /// One more operand, Bool, over some dims of q but `feature`, and `key`: only where it is true.
+    pub mask: bool,
+    /// One more operand, of q's type, over such dims. No derivative.
+    pub bias: bool,
+}
+
+impl Attention {
+    /// Number of operands of the attention.
+    pub fn operands(&self) -> usize {
+        3 + 2 * usize::from(self.documents) + usize::from(self.mask) + usize::from(self.bias)
+    }
+
+    /// The numbers of the operands for documents, the mask and the bias.
+    pub fn extras(&self) -> (Option<usize>, Option<usize>, Option<usize>) {
+        let mut next = 3;
+        let mut take = |there: bool, n: usize| {
+            let at = next;
+            next += if there { n } else { 0 };
+            there.then_some(at)
+        };
+        (take(self.documents, 2), take(self.mask, 1), take(self.bias, 1))
+    }
 }
 
 impl Graph {

@@ -393,11 +393,7 @@ impl Parser<'_> {
                 let axes = self.axes()?;
                 let mut fill = 0.0;
                 if self.lex.accept(";")? {
-                    if !self.lex.accept_word("fill")? {
-                        return Err("expected `fill`".into());
-                    }
-                    self.lex.expect("=")?;
-                    fill = self.lex.float()?;
+                    fill = self.named_float("fill")?;
                 }
                 Op::Window { axes, fill }
             }
@@ -435,16 +431,14 @@ impl Parser<'_> {
                 self.lex.expect(";")?;
                 let top_k = u32::try_from(self.named("top_k")?).map_err(|_| "top_k is too large")?;
                 self.lex.expect(";")?;
-                if !self.lex.accept_word("top_p")? {
-                    return Err("expected `top_p`".into());
-                }
-                self.lex.expect("=")?;
-                let top_p = self.lex.float()?;
+                let top_p = self.named_float("top_p")?;
                 self.lex.expect(";")?;
                 let stream = self.named("stream")?;
                 self.lex.expect(";")?;
                 Op::Draw { dim, top_k, top_p, stream, dims: self.dim_list()? }
             }
+            "attention" => Op::Attention(self.attention()?),
+            "attention_grad" => Op::AttentionGrad(self.attention()?),
             "write_at" => {
                 let part = self.dim()?;
                 self.lex.expect("->")?;
@@ -468,6 +462,29 @@ impl Parser<'_> {
         };
         self.lex.expect("]")?;
         Ok(op)
+    }
+
+    fn attention(&mut self) -> Parsed<Attention> {
+        let dims = self.dim_list()?;
+        let [query, key, feature, value] = dims[..] else { return Err("attention has four dims".into()) };
+        self.lex.expect(";")?;
+        let scale = self.named_float("scale")?;
+        self.lex.expect(";")?;
+        let cap = self.named_float("cap")?;
+        self.lex.expect(";")?;
+        let causal = self.lex.accept_word("causal")?;
+        let reach = if self.lex.accept_word("reach")? { Some(self.lex.whole()?) } else { None };
+        let documents = self.lex.accept_word("documents")?;
+        let (mask, bias) = (self.lex.accept_word("mask")?, self.lex.accept_word("bias")?);
+        Ok(Attention { query, key, feature, value, scale, cap, causal, reach, documents, mask, bias })
+    }
+
+    fn named_float(&mut self, name: &str) -> Parsed<f64> {
+        if !self.lex.accept_word(name)? {
+            return Err(format!("expected `{name}`"));
+        }
+        self.lex.expect("=")?;
+        self.lex.float()
     }
 
     /// `3 name`: the name is for people.
@@ -554,6 +571,8 @@ input 0 x: int[a]
 }
 %28: f32[a] = write_at[a -> a](%2, %2, %6)
 %29: int[a] = pack_place[a; limit = 7](%1)
+%30: f32[n#2, a], %31: f32[n#2] = attention[n#2, Attention.key, a, a; scale = 0.5; cap = 30.0; causal reach 3 documents mask bias](%0, %0, %0, %1, %1, %9, %0)
+%32: f32[a], %33: f32[a], %34: f32[a] = attention_grad[n#2, Attention.key, a, a; scale = -0.5; cap = 0.0;](%0, %0, %0, %30, %31, %30)  // backward
 output loss total = %19
 output param[0] block.0.w = %0
 output init_state[0] "s t" = %2

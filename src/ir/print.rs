@@ -178,6 +178,23 @@ impl Printer<'_> {
             .join(", ")
     }
 
+    fn attention(&self, a: &Attention) -> String {
+        let [query, key, feature, value] = [a.query, a.key, a.feature, a.value].map(|d| self.dim(d));
+        let mut text = format!("{query}, {key}, {feature}, {value}; scale = {:?}; cap = {:?};", a.scale, a.cap);
+        if a.causal {
+            text += " causal";
+        }
+        if let Some(reach) = a.reach {
+            let _ = write!(text, " reach {reach}");
+        }
+        for (word, there) in [("documents", a.documents), ("mask", a.mask), ("bias", a.bias)] {
+            if there {
+                let _ = write!(text, " {word}");
+            }
+        }
+        text
+    }
+
     fn head(&self, op: &Op) -> String {
         let g = self.g;
         let flags = |list: &[(&str, bool)]| -> String {
@@ -247,6 +264,8 @@ impl Printer<'_> {
                 self.dim(*dim),
                 self.dims(dims)
             ),
+            Op::Attention(a) => format!("attention[{}]", self.attention(a)),
+            Op::AttentionGrad(a) => format!("attention_grad[{}]", self.attention(a)),
             Op::StopGradient => "stop_gradient".into(),
             Op::Loop { dim, reverse, .. } => format!("loop[{}{}]", self.dim(*dim), flags(&[("reverse", *reverse)])),
             Op::WriteAt { dim, part } => format!("write_at[{} -> {}]", self.dim(*part), self.dim(*dim)),

@@ -10,6 +10,7 @@
 //! of what is left is that of the input: the result is a function of the graph alone.
 
 use super::*;
+use crate::types::DType;
 use std::collections::HashMap;
 
 /// The graph that computes the outputs alone.
@@ -106,8 +107,8 @@ struct Copy<'a> {
     live: Vec<bool>,
     b: Builder,
     map: Vec<Option<ValueId>>,
-    /// Per open block: operation and operands, as bytes, to their result.
-    known: Vec<HashMap<Vec<u8>, ValueId>>,
+    /// Per open block: operation and operands, as bytes, to their results.
+    known: Vec<HashMap<Vec<u8>, Vec<ValueId>>>,
 }
 
 impl Copy<'_> {
@@ -132,19 +133,16 @@ impl Copy<'_> {
     fn single(&mut self, op: &Operation) {
         let args: Vec<ValueId> = op.args.iter().map(|a| self.get(*a)).collect();
         let args: Vec<ValueId> = args.into_iter().map(|a| self.b.reach(a)).collect();
-        let Value { dtype, dims, .. } = self.g.value(op.results[0]);
+        let types: Vec<(DType, Vec<DimId>)> =
+            op.results.iter().map(|r| (self.g.value(*r).dtype, self.g.value(*r).dims.clone())).collect();
         let pass = if op.args.is_empty() { None } else { Some(op.phase) };
-        let key = postcard::to_stdvec(&(&op.op, &args, dtype, dims, pass)).expect("operations serialise");
+        let key = postcard::to_stdvec(&(&op.op, &args, &types, pass)).expect("operations serialise");
         let known = self.known.last_mut().expect("a block is open");
-        let new = match known.get(&key) {
-            Some(v) => *v,
-            None => {
-                let v = self.b.emit(op.op.clone(), &args, &[(*dtype, dims.clone())])[0];
-                known.insert(key, v);
-                v
-            }
-        };
-        self.bind(op.results[0], new);
+        let b = &mut self.b;
+        let new = known.entry(key).or_insert_with(|| b.emit(op.op.clone(), &args, &types)).clone();
+        for (old, new) in op.results.iter().zip(new) {
+            self.bind(*old, new);
+        }
     }
 
     fn bind(&mut self, old: ValueId, new: ValueId) {

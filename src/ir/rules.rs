@@ -17,8 +17,12 @@ type Outcome = Result<(), String>;
 
 pub(super) fn check(g: &Graph, op: &Operation) -> Outcome {
     let c = Check { g, op };
-    if !matches!(op.op, Op::Loop { .. }) && op.results.len() != 1 {
-        return Err("it has one result".into());
+    match (&op.op, op.results.len()) {
+        (Op::Loop { .. }, _) | (Op::Attention(_), 2) | (Op::AttentionGrad(_), 3) => {}
+        (Op::Attention(_), _) => return Err("it has two results".into()),
+        (Op::AttentionGrad(_), _) => return Err("it has three results".into()),
+        (_, 1) => {}
+        _ => return Err("it has one result".into()),
     }
     c.rule()
 }
@@ -323,6 +327,31 @@ impl Check<'_> {
                 }
                 self.result(DType::I32, &self.without(&self.arg(0).dims, &[*dim]))
             }
+            Op::Attention(a) => {
+                self.operands(a.operands())?;
+                self.attention(a)?;
+                self.result(self.arg(0).dtype, &self.attended(a))?;
+                self.logsumexp(a, self.g.value(self.op.results[1]))
+            }
+            Op::AttentionGrad(a) => {
+                let n = a.operands();
+                self.operands(n + 3)?;
+                self.attention(a)?;
+                self.logsumexp(a, self.arg(n + 1))?;
+                for i in [n, n + 2] {
+                    self.arg_type(i, self.arg(0).dtype)?;
+                    if !same_dims(&self.arg(i).dims, &self.attended(a)) {
+                        return fail(format!("operand {i} does not have the dims of the attention's result"));
+                    }
+                }
+                for (i, r) in self.op.results.iter().enumerate() {
+                    let (r, x) = (self.g.value(*r), self.arg(i));
+                    if r.dtype != x.dtype || !same_dims(&r.dims, &x.dims) {
+                        return fail(format!("result {i} does not have the type of operand {i}"));
+                    }
+                }
+                Ok(())
+            }
             Op::StopGradient => {
                 self.operands(1)?;
                 self.result_dims(&self.arg(0).dims)?;
@@ -397,6 +426,63 @@ impl Check<'_> {
             IsFinite | Not | And | Or | Eq | Ne | Lt | Le | Gt | Ge => DType::Bool,
             _ => self.arg(last).dtype,
         })
+    }
+
+    /// The operands that an attention and its gradient have both.
+    fn attention(&self, a: &Attention) -> Outcome {
+        let g = self.g;
+        let dims = [a.query, a.key, a.feature, a.value];
+        dims.iter().try_for_each(|d| distinct(g, &[*d]))?;
+        distinct(g, &[a.query, a.key, a.feature])?;
+        distinct(g, &[a.query, a.key, a.value])?;
+        self.float(0)?;
+        self.arg_type(1, self.arg(0).dtype)?;
+        self.arg_type(2, self.arg(0).dtype)?;
+        self.has(0, &[a.query, a.feature])?;
+        self.has(1, &[a.key, a.feature])?;
+        self.has(2, &[a.key, a.value])?;
+        let shared = self.without(&self.arg(1).dims, &[a.key, a.feature]);
+        if !same_dims(&shared, &self.without(&self.arg(2).dims, &[a.key, a.value])) {
+            return fail("keys and values have different dims");
+        }
+        self.has(0, &shared)?;
+        let rows = self.without(&self.arg(0).dims, &[a.feature]);
+        if shared.contains(&a.query) || rows.contains(&a.key) || [&shared, &rows].iter().any(|x| x.contains(&a.value)) {
+            return fail("an operand has a dim that is another one's alone");
+        }
+        let (documents, mask, bias) = a.extras();
+        let within = |i: usize, dims: &[DimId], more: DimId| -> Outcome {
+            match self.arg(i).dims.iter().find(|d| !dims.contains(d) && **d != more) {
+                Some(d) => fail(format!("operand {i} has dim `{}`", self.name(*d))),
+                None => Ok(()),
+            }
+        };
+        if let Some(i) = documents {
+            self.arg_type(i, DType::I32)?;
+            self.arg_type(i + 1, DType::I32)?;
+            within(i, &rows, a.query)?;
+            within(i + 1, &shared, a.key)?;
+        }
+        if let Some(i) = mask {
+            self.arg_type(i, DType::Bool)?;
+            within(i, &rows, a.key)?;
+        }
+        if let Some(i) = bias {
+            self.arg_type(i, self.arg(0).dtype)?;
+            within(i, &rows, a.key)?;
+        }
+        if a.scale.is_finite() && a.cap >= 0.0 { Ok(()) } else { fail("its scale or cap is no number") }
+    }
+
+    /// Dims of an attention's first result.
+    fn attended(&self, a: &Attention) -> Vec<DimId> {
+        [self.without(&self.arg(0).dims, &[a.feature]).as_slice(), &[a.value]].concat()
+    }
+
+    fn logsumexp(&self, a: &Attention, v: &Value) -> Outcome {
+        let dtype = if self.arg(0).dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let rows = self.without(&self.arg(0).dims, &[a.feature]);
+        if v.dtype == dtype && same_dims(&v.dims, &rows) { Ok(()) } else { fail("its logsumexp has another type") }
     }
 
     fn concat(&self, parts: &[DimId], to: DimId) -> Outcome {

@@ -236,6 +236,8 @@ mod tests {
             ("%3: f32[b] = window[a = dynamic 0](%0)", "operands"),
             ("%3: f32[a, b] = constant[{1.0}]()", "elements"),
             ("%3: int = constant[0.5]()", "whole"),
+            ("%3: f32[n, b], %4: f32[n] = attention[n, a, b, b; scale = 1.0; cap = 0.0;](%0, %0, %0)", "lacks"),
+            ("%3: f32[a, b] = attention[a, n, b, b; scale = 1.0; cap = 0.0;](%0, %0, %0)", "two results"),
             ("output loss l = %0", "scalar"),
             ("output param[0] w = %2", "type"),
             ("%3: f32[a, b] = loop[a](%0;) {\n  params(%4: int, %5: f32[a, b])\n  results(%0;)\n}", "not its own"),

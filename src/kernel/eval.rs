@@ -1,5 +1,7 @@
 //! Evaluates routines plainly, in f64: what lowering is tested with, before any machine code exists.
 
+mod attention;
+
 use super::*;
 use crate::program::{self, Action, BufferId, Gemm, Launch, Library, Place, Program, Routine, Step};
 use crate::types::{ReduceKind, rng};
@@ -197,6 +199,8 @@ impl Machine<'_> {
                     }
                 }
             }
+            Library::Attention(ref a) => self.attention(a),
+            Library::AttentionGrad(ref g) => self.attention_grad(g),
             Library::Draw { .. } => unimplemented!("draws of classes are tested where they run"),
             Library::Random { out, dist, ref key } => {
                 let key = self.key(key);

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::program::{
-    Access, Action, Arg, BatchDim, Buffer, Gemm, Launch, Library, Matrix, Place, Program, Routine, Step,
+    Access, Action, Arg, Attention, BatchDim, Buffer, Gemm, Launch, Library, Matrix, Place, Program, Routine, Step,
+    Strided,
 };
 use std::fmt::{Display, Formatter, Result, Write};
 
@@ -225,5 +226,49 @@ fn library(l: &Library) -> String {
         Library::Scatter { kind, x, index, out, batch, m, targets, width } => {
             format!("scatter {} {out} = {x} at {index} [{batch}, {m} -> {targets}, {width}]", kind.name())
         }
+        Library::Attention(a) => {
+            let log = a.log.as_ref().map_or(String::new(), |l| format!(", {}", l.buffer));
+            format!("attention {}{log} = {}", a.out.buffer, attention(a))
+        }
+        Library::AttentionGrad(g) => {
+            let name = |s: &Option<Strided>| s.as_ref().map_or("-".to_string(), |s| s.buffer.to_string());
+            let [dq, dk, dv] = [&g.dq, &g.dk, &g.dv].map(name);
+            format!("attention_grad {dq}, {dk}, {dv} = {} of {}", g.d_out.buffer, attention(&g.of))
+        }
     }
+}
+
+/// Operands, extents and what is seen.
+fn attention(a: &Attention) -> String {
+    let mut text = format!("{}, {}, {}", a.q.buffer, a.k.buffer, a.v.buffer);
+    let sizes = |list: &[usize]| list.iter().map(usize::to_string).collect::<Vec<_>>().join(" ");
+    let _ = write!(
+        text,
+        " batch [{}] group [{}] queries {} keys {} features {} values {} scale {}",
+        sizes(&a.batch),
+        sizes(&a.group),
+        a.queries,
+        a.keys,
+        a.features,
+        a.width,
+        a.scale
+    );
+    if a.cap > 0.0 {
+        let _ = write!(text, " cap {}", a.cap);
+    }
+    if a.causal {
+        text += " causal";
+    }
+    if let Some(reach) = a.reach {
+        let _ = write!(text, " reach {reach}");
+    }
+    if let Some([q, k]) = &a.documents {
+        let _ = write!(text, " documents {}, {}", q.buffer, k.buffer);
+    }
+    for (word, array) in [("mask", &a.mask), ("bias", &a.bias)] {
+        if let Some(array) = array {
+            let _ = write!(text, " {word} {}", array.buffer);
+        }
+    }
+    text
 }

@@ -15,11 +15,13 @@
 //! - a step reads only what an earlier step of the same run has written, or what is persistent;
 //! - results do not depend on the number of threads: rows of a kernel are independent, sums have a fixed order.
 
+mod attention;
 mod file;
 mod helper;
 mod step;
 mod work;
 
+pub use attention::{Attention, AttentionGrad, Strided};
 pub use file::{FileError, MAGIC};
 pub use helper::{Failure, Helper, ZEROS};
 pub use step::*;
@@ -53,7 +55,7 @@ pub struct Program {
 }
 
 /// Version of the format written by this build.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// A file by the path under which the settings name it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

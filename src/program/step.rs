@@ -3,7 +3,7 @@
 //! Shapes of library kernels are canonical: the compiler copies operands into the stated row-major order where they are
 //! not in it already. All sizes, strides and offsets count elements unless a field says bytes.
 
-use super::{BufferId, SourceId, Work};
+use super::{Attention, AttentionGrad, BufferId, SourceId, Work};
 use crate::types::rng::Dist;
 use crate::types::{DType, ReduceKind};
 use serde::{Deserialize, Serialize};
@@ -145,21 +145,50 @@ pub struct BatchDim {
     pub c: isize,
 }
 
-/// Kernels of the runtime itself. All arrays are row-major and whole buffers.
+/// Kernels of the runtime itself. All arrays are row-major and whole buffers, but those of attention.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Library {
     /// x [rows, n] -> out [rows, n] (I32): the stable ascending order of each row; NaN sorts last.
-    ArgSort { x: BufferId, out: BufferId, rows: usize, n: usize },
+    ArgSort {
+        x: BufferId,
+        out: BufferId,
+        rows: usize,
+        n: usize,
+    },
     /// x [rows, n] -> out [rows, k] (I32): indices of the largest, largest first, ties by lowest index.
-    TopK { x: BufferId, out: BufferId, rows: usize, n: usize, k: usize },
+    TopK {
+        x: BufferId,
+        out: BufferId,
+        rows: usize,
+        n: usize,
+        k: usize,
+    },
     /// index [rows, n] (I32) -> out [rows, n] (I32): how many earlier elements of the row are equal; -1 at or beyond `limit`,
     /// and -1 for negative indices.
-    PackPlace { index: BufferId, out: BufferId, rows: usize, n: usize, limit: usize },
+    PackPlace {
+        index: BufferId,
+        out: BufferId,
+        rows: usize,
+        n: usize,
+        limit: usize,
+    },
     /// logits [rows, n] -> out [rows] (I32): a class drawn from softmax(logits) among the `top_k` largest (0: all) that hold
     /// `top_p` of the probability. Row r uses `rng::unit(key, r)`.
-    Draw { logits: BufferId, out: BufferId, rows: usize, n: usize, top_k: u32, top_p: f64, key: Key },
+    Draw {
+        logits: BufferId,
+        out: BufferId,
+        rows: usize,
+        n: usize,
+        top_k: u32,
+        top_p: f64,
+        key: Key,
+    },
     /// out (F32): `rng::draw(dist, key, i)` at every i; `dist` is a distribution of floats.
-    Random { out: BufferId, dist: Dist, key: Key },
+    Random {
+        out: BufferId,
+        dist: Dist,
+        key: Key,
+    },
     /// x [batch, m, width], index [batch, m] (I32) -> out [batch, targets, width]: `kind` (Sum, Max, Min) over all m with
     /// index[b, m] = t, in ascending order of m; targets that nothing reaches get 0 (Sum), -inf (Max), inf (Min) or the
     /// bounds of I32. Negative indices are dropped; others are in range (the compiler has put a check before it).
@@ -174,6 +203,8 @@ pub enum Library {
         targets: usize,
         width: usize,
     },
+    Attention(Box<Attention>),
+    AttentionGrad(Box<AttentionGrad>),
 }
 
 /// `trip` turns. Before each turn the runtime writes the turn's number (0, 1, ..; `trip - 1`, .. , 0 if `reverse`) to the I32
@@ -245,6 +276,8 @@ impl Action {
                 visit(*index, Access::Read);
                 visit(*out, Access::Write);
             }
+            Action::Library(Library::Attention(a)) => a.accesses(&mut visit),
+            Action::Library(Library::AttentionGrad(a)) => a.accesses(&mut visit),
             Action::Loop(l) => visit(l.turn, Access::Write),
         }
     }
@@ -268,6 +301,8 @@ impl Action {
                 std::iter::once(out).chain(&mut key.turns).for_each(change);
             }
             Action::Library(Library::Scatter { x, index, out, .. }) => [x, index, out].into_iter().for_each(change),
+            Action::Library(Library::Attention(a)) => a.buffers_mut(change),
+            Action::Library(Library::AttentionGrad(a)) => a.buffers_mut(change),
             Action::Loop(l) => {
                 change(&mut l.turn);
                 for step in &mut l.body {

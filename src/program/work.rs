@@ -70,6 +70,8 @@ impl Library {
     fn flops(&self, routine: &Routine) -> u64 {
         match self {
             Library::Scatter { x, .. } => routine.buffer(*x).elements as u64,
+            Library::Attention(a) => a.flops(),
+            Library::AttentionGrad(a) => a.flops(),
             _ => 0,
         }
     }

@@ -115,31 +115,31 @@ impl Classifier<'_> {
         if let Op::Loop { body, dim, carries, .. } = op.op {
             return self.looped(op, body, dim, carries as usize, inner);
         }
-        let y = op.results[0];
-        let is_total = |a: &ValueId| matches!(self.class(*a), Class::Total(_));
-        let class = if inner && op.args.iter().any(is_total) {
-            if !self.linear(op) {
-                return Err("a sum over samples is used other than linearly in a loop".into());
-            }
-            SUM
-        } else if op.args.iter().any(|a| matches!(self.class(*a), Class::Region(_)))
-            || !self.samples.among(self.dims(y)).is_empty()
-        {
-            match self.samplewise(op)? {
-                Class::Total(c) if inner && c != Combine::Reduce(ReduceKind::Sum) => {
-                    return Err("a reduction over samples that is no sum stands in a loop".into());
-                }
-                class => class,
-            }
-        } else {
-            Class::Outside
-        };
-        self.classes[y.index()] = class;
+        for y in &op.results {
+            self.classes[y.index()] = self.class_of(op, *y, inner)?;
+        }
         Ok(())
     }
 
-    fn samplewise(&self, op: &Operation) -> Result<Class, String> {
-        samplewise(self.g, self.samples, op)
+    fn class_of(&self, op: &Operation, y: ValueId, inner: bool) -> Result<Class, String> {
+        let is_total = |a: &ValueId| matches!(self.class(*a), Class::Total(_));
+        if inner && op.args.iter().any(is_total) {
+            if !self.linear(op) {
+                return Err("a sum over samples is used other than linearly in a loop".into());
+            }
+            return Ok(SUM);
+        }
+        if op.args.iter().any(|a| matches!(self.class(*a), Class::Region(_)))
+            || !self.samples.among(self.dims(y)).is_empty()
+        {
+            return match samplewise(self.g, self.samples, op, y)? {
+                Class::Total(c) if inner && c != Combine::Reduce(ReduceKind::Sum) => {
+                    Err("a reduction over samples that is no sum stands in a loop".into())
+                }
+                class => Ok(class),
+            };
+        }
+        Ok(Class::Outside)
     }
 
     /// Whether an operation with partial sums among its operands is linear in them, with other operands that are the same
@@ -247,10 +247,9 @@ impl Classifier<'_> {
     }
 }
 
-/// The class of the result of an operation with operands or a result of samples; or what it does across samples.
-pub fn samplewise(g: &Graph, samples: &Samples, op: &Operation) -> Result<Class, String> {
+/// The class of a result of an operation with operands or results of samples; or what it does across samples.
+pub fn samplewise(g: &Graph, samples: &Samples, op: &Operation, y: ValueId) -> Result<Class, String> {
     let dims = |v: ValueId| g.value(v).dims.as_slice();
-    let y = op.results[0];
     let mut found: Vec<DimId> = Vec::new();
     for v in op.args.iter().chain(&op.results) {
         let own = samples.among(dims(*v));
@@ -307,6 +306,12 @@ pub fn samplewise(g: &Graph, samples: &Samples, op: &Operation) -> Result<Class,
         Op::TopK { dim, k } => whole(&[*dim, *k], "a choice of the largest"),
         Op::PackPlace { packed, .. } => whole(packed, "a queue"),
         Op::Draw { dim, dims, .. } => whole(&[&[*dim], dims.as_slice()].concat(), "a draw"),
+        Op::Attention(a) | Op::AttentionGrad(a) => {
+            let kept = whole(&[a.query, a.key, a.feature, a.value], "attention")?;
+            // Keys and values that all samples share.
+            let summed = matches!(op.op, Op::AttentionGrad(_)) && samples.among(dims(y)).is_empty();
+            Ok(if summed { SUM } else { kept })
+        }
         Op::WriteAt { dim, part } => whole(&[*dim, *part], "a write"),
         Op::Step | Op::Position => Ok(kept),
         Op::Reshape { .. } | Op::Loop { .. } => Err("a reshape or loop is no plain operation".into()),

@@ -51,7 +51,7 @@ struct Maker {
 }
 
 /// Kinds of operations by number; `KINDS` of them.
-pub const KINDS: usize = 22;
+pub const KINDS: usize = 23;
 
 /// A graph of about `length` operations whose floats have the given type. `only` restricts the kinds.
 pub fn random_case(seed: u64, dtype: DType, length: usize, only: &[usize]) -> Case {
@@ -189,6 +189,7 @@ impl Maker {
             "loop",
             "arg",
             "conv",
+            "attention",
         ];
         self.recipe.push(names[kind]);
         match kind {
@@ -392,7 +393,8 @@ impl Maker {
                 let v = self.b.reduce(kind, &dims, positive);
                 self.push(v);
             }
-            _ => self.convolution(),
+            21 => self.convolution(),
+            _ => self.attention(),
         }
     }
 
@@ -533,6 +535,53 @@ impl Maker {
         let y = self.b.dot(&[w], windows, weights, self.dtype);
         let v = self.b.reduce(ReduceKind::Max, &[channel, o], y);
         self.push(v);
+    }
+
+    /// Attention and its gradient, by values that get the dims that it needs.
+    fn attention(&mut self) {
+        let at = self.rng.below(4);
+        let (query, key) = (self.dims[at], self.twins[at]);
+        let feature = self.dims[(at + 1 + self.rng.below(3)) % 4];
+        let (x, y, z) = (self.any(), self.any(), self.any());
+        let q = self.b.broadcast(x, &[query, feature]);
+        let rows = self.b.dims(q).to_vec();
+        if rows.contains(&key) || self.b.graph.elements(&rows) > 1000 {
+            return;
+        }
+        let [keys, values] = [y, z].map(|v| {
+            let v = self.b.broadcast(v, &[query, feature]);
+            let more: Vec<DimId> = self.b.dims(v).iter().copied().filter(|d| !rows.contains(d)).collect();
+            let v = self.b.sum(&more, v);
+            self.b.rename(query, key, v)
+        });
+        let own = |m: &Self, v: ValueId| m.b.dims(v).iter().copied().filter(|d| *d != key).collect::<Vec<_>>();
+        let shared = [own(self, keys), own(self, values)].concat();
+        let mut args = vec![q, self.b.broadcast(keys, &shared), self.b.broadcast(values, &shared)];
+        let mask = self.rng.below(2) == 0;
+        if mask {
+            let limit = self.b.scalar(0.1, self.dtype);
+            let score = self.b.index(feature, 0, q);
+            args.push(self.b.map(MapOp::Lt, &[score, limit]));
+        }
+        let a = Attention {
+            query,
+            key,
+            feature,
+            value: feature,
+            scale: 0.7,
+            cap: [0.0, 0.9][self.rng.below(2)],
+            causal: self.rng.below(2) == 0,
+            reach: [None, Some(2)][self.rng.below(2)],
+            documents: false,
+            mask,
+            bias: false,
+        };
+        let [out, log] = self.b.attention(&a, &args);
+        let g = self.b.map_scalar(MapOp::Mul, out, 0.5);
+        args.extend([out, log, g]);
+        let grads = self.b.attention_grad(&a, &args);
+        self.push(out);
+        grads.into_iter().for_each(|v| self.push(v));
     }
 
     fn repeat(&mut self) {

@@ -315,6 +315,8 @@ pub(super) fn is_standalone(op: &Op) -> bool {
             | Op::PackPlace { .. }
             | Op::Draw { .. }
             | Op::Scatter { .. }
+            | Op::Attention(_)
+            | Op::AttentionGrad(_)
     )
 }
 

@@ -2,12 +2,13 @@
 //!
 //! In order: `prepare` cleans the graph; `values` decides for each block which values have a place in memory and which
 //! are recomputed where they are used; `group` puts operations together into kernels; here the resulting nodes are put
-//! in order and handed to `emit` (kernels), `dot` (matrix products), `library` and `repeat` (loops); `finish` writes new
+//! in order and handed to `emit` (kernels), `dot` (matrix products), `library`, `attention` and `repeat` (loops); `finish` writes new
 //! parameters and states into their slots, in place where that is safe, and drops buffers that nothing uses; `strips` puts
 //! products together with the kernel that reads their result.
 //!
 //! Arena offsets are not assigned here: every [`Place::Arena`] is `usize::MAX` until `memory` has planned the routine.
 
+mod attention;
 mod dot;
 mod emit;
 mod finish;
@@ -171,6 +172,7 @@ impl Lowerer<'_, '_> {
         match self.graph.op(first).op {
             Op::Dot { .. } => self.emit_dot(first, steps),
             Op::Loop { .. } => self.emit_loop(first, steps),
+            Op::Attention(_) | Op::AttentionGrad(_) => self.emit_attention(first, steps),
             Op::ArgSort { .. } | Op::TopK { .. } | Op::PackPlace { .. } | Op::Draw { .. } | Op::Scatter { .. } => {
                 self.emit_library(first, steps);
             }
@@ -379,6 +381,8 @@ fn op_word(op: &Op) -> &'static str {
         Op::TopK { .. } => "top_k",
         Op::PackPlace { .. } => "pack_place",
         Op::Draw { .. } => "draw",
+        Op::Attention(_) => "attention",
+        Op::AttentionGrad(_) => "attention_grad",
         Op::StopGradient => "stop_gradient",
         Op::Loop { .. } => "loop",
         Op::WriteAt { .. } => "write_at",

@@ -45,7 +45,9 @@ impl Lowerer<'_, '_> {
                 | Op::ArgSort { .. }
                 | Op::TopK { .. }
                 | Op::PackPlace { .. }
-                | Op::Draw { .. } => op.args.iter().for_each(|a| self.need[a.index()] = true),
+                | Op::Draw { .. }
+                | Op::Attention(_)
+                | Op::AttentionGrad(_) => op.args.iter().for_each(|a| self.need[a.index()] = true),
                 Op::Scatter { .. } => self.need[op.args[0].index()] = true,
                 Op::Reshape { .. } | Op::Broadcast { .. } | Op::Window { .. } if self.need[op.results[0].index()] => {
                     let inside = match &op.op {
@@ -172,6 +174,11 @@ impl Lowerer<'_, '_> {
             Op::ArgSort { .. } | Op::TopK { .. } | Op::PackPlace { .. } | Op::Draw { .. } | Op::Scatter { .. } => {
                 let order = self.library_order(id);
                 self.place_root(v, &order, Status::Memory);
+            }
+            Op::Attention(_) | Op::AttentionGrad(_) => {
+                for (r, order) in op.results.iter().zip(self.attention_orders(id)) {
+                    self.place_root(*r, &order, Status::Memory);
+                }
             }
             Op::Loop { .. } => {
                 for r in &op.results {

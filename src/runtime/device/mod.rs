@@ -1,9 +1,10 @@
 //! The CPU as a device: threads, memory, machine code, matrix products, and the kernels that are no fused loop nests.
 //!
 //! Reading order: `pool.rs` (threads), `arena.rs` (memory), `code.rs` and `helpers.rs` (generated code and what it may
-//! call), `product/`, `library/`. This is the rim where raw memory is touched: the rest of the runtime sees checked calls.
+//! call), `product/`, `attention/`, `library/`. This is the rim where raw memory is touched: the rest of the runtime sees checked calls.
 
 pub mod arena;
+pub mod attention;
 pub mod code;
 pub mod cpu;
 pub mod helpers;

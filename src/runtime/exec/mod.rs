@@ -17,13 +17,13 @@ mod watch;
 
 pub use profile::{Profile, Roof, Span, Timing};
 
-use crate::program::{Action, Gemm, Program, Routine, Step};
+use crate::program::{Action, Gemm, Library, Program, Routine, Step};
 use crate::runtime::RuntimeError;
 use crate::runtime::device::arena::Arena;
 use crate::runtime::device::code::Code;
 use crate::runtime::device::pool::{Pool, default_threads};
 use crate::runtime::device::product::{Extent, Product, SCRATCH, Strips};
-use crate::runtime::device::{cpu, helpers, library};
+use crate::runtime::device::{attention, cpu, helpers, library};
 use memory::{Memory, Spot};
 use std::sync::Arc;
 use std::time::Instant;
@@ -239,6 +239,12 @@ impl Need {
                     let width = f.gemm.c_rows().map_or(0, |(_, width)| width);
                     let strip = Strips { rows: f.strip }.bytes(width, f.gemm.out).next_multiple_of(64);
                     self.scratch = self.scratch.max((SCRATCH + strip) * threads + 64);
+                }
+                Action::Library(Library::Attention(a)) => {
+                    self.scratch = self.scratch.max(attention::scratch_bytes(a) * threads);
+                }
+                Action::Library(Library::AttentionGrad(a)) => {
+                    self.scratch = self.scratch.max(attention::scratch_bytes(&a.of) * threads);
                 }
                 Action::Library(call) => self.scratch = self.scratch.max(library::scratch_bytes(call)),
                 Action::Copy { .. } => {}

@@ -5,6 +5,7 @@ use crate::program::{
     Action, BatchDim, BufferId, Failure, Finished, Gemm, Key, Launch, Library, Loop, MAX_STRIP_ARGS, Routine, Step,
 };
 use crate::runtime::RuntimeError;
+use crate::runtime::device::attention;
 use crate::runtime::device::code::Kernel;
 use crate::runtime::device::library::{self, Draw, Scatter};
 use crate::runtime::device::pool::Pool;
@@ -244,6 +245,16 @@ impl Executor {
                     let out = self.elements_mut::<E>(r, routine, *out);
                     library::scatter(&self.pool, shape, x, index, out, &mut self.scratch[..targets + 1 + m])
                 })
+            }
+            Library::Attention(a) => {
+                let (memory, spots) = (&self.memory, &self.spots[routine]);
+                // SAFETY: buffers hold all that the arrays reach, and results are apart: invariants of a program.
+                unsafe { attention::forward(&self.pool, a, &|b| memory.locate(spots, b), &mut self.scratch) }
+            }
+            Library::AttentionGrad(a) => {
+                let (memory, spots) = (&self.memory, &self.spots[routine]);
+                // SAFETY: as above.
+                unsafe { attention::backward(&self.pool, a, &|b| memory.locate(spots, b), &mut self.scratch) }
             }
         }
     }

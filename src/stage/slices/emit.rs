@@ -262,7 +262,7 @@ impl<'a, 'b> Emission<'a, 'b> {
             return self.copy_loop(op, &args, form, (body, dim, reverse, carries as usize));
         }
         match (form, other) {
-            (Form::Slice, Some(other)) => self.per_slice(op, other, args).map(|v| vec![v]),
+            (Form::Slice, Some(other)) => self.per_slice(op, other, args),
             (Form::Slice, None) => {
                 let constant =
                     splat(self.g, op.results[0]).map(|x| self.b.scalar(x, self.g.value(op.results[0]).dtype));
@@ -323,7 +323,7 @@ impl<'a, 'b> Emission<'a, 'b> {
     }
 
     /// A plain operation once a slice.
-    fn per_slice(&mut self, op: &Operation, other: &Operation, mut args: Vec<ValueId>) -> Outcome<ValueId> {
+    fn per_slice(&mut self, op: &Operation, other: &Operation, mut args: Vec<ValueId>) -> Outcome<Vec<ValueId>> {
         let y = op.results[0];
         let Value { dtype, dims, .. } = self.g.value(y).clone();
         let of_samples = !self.facts.sample_dims(y).is_empty();
@@ -333,15 +333,25 @@ impl<'a, 'b> Emission<'a, 'b> {
             }
             Op::Random { .. } | Op::Iota(_) | Op::Constant(Constant::Elements(_)) if of_samples => {
                 let all = self.b.emit(op.op.clone(), &args, &[(dtype, dims)])[0];
-                return self.split_off(all, op);
+                return Ok(vec![self.split_off(all, op)?]);
             }
             _ => {}
         }
         self.numbers_in(op, &mut args);
         let slice = self.slice_dim();
-        let mut dims = self.locals(&self.part.value(other.results[0]).dims);
-        if args.iter().any(|a| self.b.dims(*a).contains(&slice)) {
-            dims.insert(0, slice);
+        let sliced = args.iter().any(|a| self.b.dims(*a).contains(&slice));
+        if let (Op::Attention(_), true) = (&op.op, sliced) {
+            // Queries have every dim that keys and values have, and these the same ones.
+            args[..3].iter_mut().for_each(|x| *x = self.b.broadcast(*x, &[slice]));
+        }
+        let mut types = Vec::new();
+        for r in &other.results {
+            let Value { dtype, dims, .. } = self.part.value(*r);
+            let mut dims = self.locals(dims);
+            if sliced {
+                dims.insert(0, slice);
+            }
+            types.push((*dtype, dims));
         }
         let mut named = Vec::new();
         other.op.map_dims(&mut |d| {
@@ -351,9 +361,12 @@ impl<'a, 'b> Emission<'a, 'b> {
         self.locals(&named);
         let local = &self.local;
         let mapped = other.op.map_dims(&mut |d| local.get(&d).copied().unwrap_or(d));
-        let v = self.b.emit(mapped, &args, &[(dtype, dims)])[0];
-        let v = self.numbers_out(op, v)?;
-        Ok(self.with_slices(v, self.facts.of_batch[y.index()]))
+        let mut out = Vec::new();
+        for (r, v) in op.results.iter().zip(self.b.emit(mapped, &args, &types)) {
+            let v = self.numbers_out(op, v)?;
+            out.push(self.with_slices(v, self.facts.of_batch[r.index()]));
+        }
+        Ok(out)
     }
 
     /// Numbers of samples count from the start of the batch: indices into a slice count from its own.

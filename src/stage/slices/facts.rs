@@ -178,14 +178,17 @@ impl<'a> Facts<'a> {
     fn samplewise(&self, op: &Operation) -> bool {
         let Op::Loop { body, dim, .. } = op.op else {
             let touches = op.args.iter().chain(&op.results).any(|v| self.of_samples(*v));
-            return !touches || samplewise(self.g, self.samples, op).is_ok();
+            return !touches || samplewise(self.g, self.samples, op, op.results[0]).is_ok();
         };
         let inner = |id: &OpId| {
             let op = self.g.op(*id);
             let touches = op.args.iter().chain(&op.results).any(|v| self.of_samples(*v));
             match op.op {
                 Op::Loop { .. } => self.samplewise(op),
-                _ => !touches || matches!(samplewise(self.g, self.samples, op), Ok(Class::Region(_))),
+                _ => {
+                    let kept = |r: &ValueId| matches!(samplewise(self.g, self.samples, op, *r), Ok(Class::Region(_)));
+                    !touches || op.results.iter().all(kept)
+                }
             }
         };
         !self.samples.contains(dim) && self.g.block(body).ops.iter().all(inner)

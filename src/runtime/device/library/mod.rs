@@ -28,6 +28,8 @@ pub fn scratch_bytes(call: &Library) -> usize {
         Library::PackPlace { n, .. } => pack::scratch_bytes(*n),
         Library::Draw { n, .. } => draw::scratch_bytes(*n),
         Library::Scatter { m, targets, .. } => scatter::scratch_bytes(*m, *targets),
+        // By the thread: see there.
+        Library::Attention(_) | Library::AttentionGrad(_) => 0,
     }
 }
 

@@ -29,8 +29,11 @@ mod plan;
 mod tests;
 mod tile;
 
+pub(super) use kernel::Kernel;
 pub use kernel::Unit;
+pub(super) use pack::{Pack, PackFn};
 pub use plan::SCRATCH;
+pub(super) use tile::Tile;
 
 use super::pool::{Pool, worker};
 use super::share::Shared;
