@@ -82,7 +82,7 @@ pub fn attention(g: &Graph, a: &Attention, op: &Operation, args: &[Shared]) -> [
     let s = Setting::new(g, a, op, args);
     let (out, log) = (&g.value(op.results[0]).dims, &g.value(op.results[1]).dims);
     let mut results = [vec![0.0; g.elements(out)], vec![0.0; g.elements(log)]];
-    let (n, width) = (g.size(a.key), g.size(a.value));
+    let width = g.size(a.value);
     let (s_key, s_value, s_out) = (s.stride(2, a.key), s.stride(2, a.value), walk::stride(g, out, a.value));
     s.each_row(&[out, log], |at, query| {
         let score = s.scores(at, query).score;
@@ -96,8 +96,8 @@ pub fn attention(g: &Graph, a: &Attention, op: &Operation, args: &[Shared]) -> [
         results[1][to_log] = top + total.ln();
         for e in 0..width {
             let mut sum = 0.0;
-            for k in 0..n {
-                sum += (score[k] - top).exp() / total * args[2].data[at[2] + k * s_key + e * s_value];
+            for (k, x) in score.iter().enumerate() {
+                sum += (x - top).exp() / total * args[2].data[at[2] + k * s_key + e * s_value];
             }
             results[0][to + e * s_out] = sum;
         }

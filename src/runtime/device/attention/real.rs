@@ -79,7 +79,7 @@ impl Real for f32 {
         let x = self.abs();
         let z = self * self;
         let mut p = -5.704_988_7e-3f32;
-        for c in [2.063_908_9e-2, -5.373_971_6e-2, 0.133_314_42, -0.333_332_82] {
+        for c in [2.063_909e-2, -5.373_971_6e-2, 0.133_314_42, -0.333_332_83] {
             p = p.multiply_add::<FMA>(z, c);
         }
         let small = (p * z).multiply_add::<FMA>(self, self);
