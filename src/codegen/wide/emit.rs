@@ -235,6 +235,14 @@ impl Emit<'_> {
         }
     }
 
+    /// The register that an instruction puts its word into; [`Emit::set_word`] must follow.
+    fn word_target(&self, to: Reg) -> Gpr {
+        match self.home(to) {
+            Home::Register(n) => n,
+            _ => RAX,
+        }
+    }
+
     fn set_word(&mut self, to: Reg, from: Gpr) {
         if self.home(to) == Home::None {
             return;
@@ -278,6 +286,14 @@ impl Emit<'_> {
             Min => self.binary(code(1, 0, 0x5D), i, false),
             Max => self.binary(code(1, 0, 0x5F), i, false),
             Sqrt => self.unary(code(1, 0, 0x51), i, None),
+            DivFirst => {
+                let (x, y) = (self.vector(a, 1), self.rm(b));
+                self.first(code(1, 0, 0x5E), i, x, y);
+            }
+            SqrtFirst => {
+                let x = self.rm(a);
+                self.first(code(1, 0, 0x51), i, 0, x);
+            }
             MulAdd => self.mul_add(i),
             Round(mode) => {
                 let mode = match mode {
@@ -335,8 +351,9 @@ impl Emit<'_> {
                     super::ir::Argument::End => Kept::End,
                 };
                 let from = self.kept(kept);
-                self.a.mov(RAX, Rm::Mem(from));
-                self.set_word(i.to, RAX);
+                let to = self.word_target(i.to);
+                self.a.mov(to, Rm::Mem(from));
+                self.set_word(i.to, to);
             }
             Pointer(n) => {
                 if let Home::Register(to) = self.home(i.to) {
@@ -346,17 +363,19 @@ impl Emit<'_> {
             Key(n) => {
                 let scalars = self.kept(Kept::Scalars);
                 self.a.mov(RAX, Rm::Mem(scalars));
-                self.a.mov(RAX, Rm::Mem(Mem::at(RAX, 8 * n as i32)));
-                self.set_word(i.to, RAX);
+                let to = self.word_target(i.to);
+                self.a.mov(to, Rm::Mem(Mem::at(RAX, 8 * n as i32)));
+                self.set_word(i.to, to);
             }
             WordConst(x) => {
-                self.a.constant(RAX, x);
-                self.set_word(i.to, RAX);
+                let to = self.word_target(i.to);
+                self.a.constant(to, x);
+                self.set_word(i.to, to);
             }
             AddWord => {
-                let (x, y) = (self.word(a, RAX), self.word(b, RCX));
-                self.a.lea(RAX, Mem { base: x, index: Some(y), scale: 0, disp: 0 });
-                self.set_word(i.to, RAX);
+                let (x, y, to) = (self.word(a, RAX), self.word(b, RCX), self.word_target(i.to));
+                self.a.lea(to, Mem { base: x, index: Some(y), scale: 0, disp: 0 });
+                self.set_word(i.to, to);
             }
             SubWord => {
                 self.a.mov(RAX, self.word_rm(a));
@@ -374,9 +393,9 @@ impl Emit<'_> {
             AddConst(x) => match i32::try_from(x) {
                 Ok(x) if i.to == a => self.a.add_constant(self.word_rm(a), x),
                 Ok(x) => {
-                    let base = self.word(a, RAX);
-                    self.a.lea(RAX, Mem::at(base, x));
-                    self.set_word(i.to, RAX);
+                    let (base, to) = (self.word(a, RAX), self.word_target(i.to));
+                    self.a.lea(to, Mem::at(base, x));
+                    self.set_word(i.to, to);
                 }
                 Err(_) => {
                     self.a.constant(RAX, x);
@@ -385,14 +404,16 @@ impl Emit<'_> {
                 }
             },
             MulConst(x) => {
+                let (from, mut to) = (self.word_rm(a), self.word_target(i.to));
                 match i32::try_from(x) {
-                    Ok(x) => self.a.multiply_constant(RAX, self.word_rm(a), x),
+                    Ok(x) => self.a.multiply_constant(to, from, x),
                     Err(_) => {
-                        self.a.constant(RAX, x);
-                        self.a.multiply(RAX, self.word_rm(a));
+                        to = RAX;
+                        self.a.constant(to, x);
+                        self.a.multiply(to, from);
                     }
                 }
-                self.set_word(i.to, RAX);
+                self.set_word(i.to, to);
             }
             DivConst(x) => {
                 self.a.mov(RAX, self.word_rm(a));
@@ -489,6 +510,14 @@ impl Emit<'_> {
         let x = self.rm(i.args[0]);
         let to = self.target(i.to);
         self.a.vector(c, to, 0, x, imm);
+        self.done(i.to, to);
+    }
+
+    /// On the first lanes alone, whose result goes to every lane.
+    fn first(&mut self, c: Code, i: &Inst, x: u8, y: Rm) {
+        let (s, to) = (self.scratch(0), self.target(i.to));
+        self.a.sized(c, Length::X, s, x, y, None);
+        self.a.vector(BROADCAST, to, 0, Rm::Reg(s), None);
         self.done(i.to, to);
     }
 

@@ -22,7 +22,10 @@ impl Build<'_> {
             Node::Map(op, args) => {
                 let dtype = args.last().map_or(expr.dtype, |a| kernel.expr(*a).dtype);
                 let operands: Vec<Reg> = args.iter().map(|a| self.eval(*a)).collect();
-                self.map(*op, dtype, &operands)
+                self.f.uniform = !self.varies(e);
+                let value = self.map(*op, dtype, &operands);
+                self.f.uniform = false;
+                value
             }
             Node::Register(r) => {
                 let variables = &self.registers[r.index()];

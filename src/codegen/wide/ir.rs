@@ -82,6 +82,9 @@ pub enum Op {
     /// b unless a is greater: also if either is NaN.
     Max,
     Sqrt,
+    /// The quotient of the first lanes, in every lane: on whole vectors it takes several times as long.
+    DivFirst,
+    SqrtFirst,
     /// a * b + c, rounded once.
     MulAdd,
     Round(Rounding),
@@ -224,6 +227,8 @@ pub struct Function {
     pub keys: usize,
     /// Whether functions may round a product and a sum once.
     pub fused: bool,
+    /// Whether what is computed at the moment is the same in all lanes.
+    pub uniform: bool,
     constants: HashMap<Constant, Reg>,
 }
 
@@ -235,6 +240,7 @@ impl Function {
             code: Vec::new(),
             keys: kernel.keys,
             fused: true,
+            uniform: false,
             constants: HashMap::new(),
         }
     }

@@ -44,10 +44,10 @@ impl Build<'_> {
             Expm1 => f.expm1(a),
             Log => f.log(a),
             Log1p => f.log1p(a),
-            Sqrt => f.op(Op::Sqrt, &[a]),
+            Sqrt => f.root(a),
             Rsqrt => {
-                let (root, one) = (f.op(Op::Sqrt, &[a]), f.f32(1.0));
-                f.op(Op::Div, &[one, root])
+                let (root, one) = (f.root(a), f.f32(1.0));
+                f.divide(one, root)
             }
             Square => f.op(Op::Mul, &[a, a]),
             Abs => f.abs(a),
@@ -232,7 +232,11 @@ impl Function {
                 return self.op(Op::Mul, &[x, inverse]);
             }
         }
-        self.op(Op::Div, &[x, y])
+        self.op(if self.uniform { Op::DivFirst } else { Op::Div }, &[x, y])
+    }
+
+    fn root(&mut self, x: Reg) -> Reg {
+        self.op(if self.uniform { Op::SqrtFirst } else { Op::Sqrt }, &[x])
     }
 
     /// The quotient rounded down; 0 by 0.
