@@ -255,8 +255,17 @@ impl<E: Stored> Head<'_, E> {
                 blocks.straight(x.matrix(Dim::Query, first, Dim::Value), queries, a.width, sizes.width, to.cast());
             };
             result(&self.d_out, m.d_out);
-            result(&self.out, m.out);
-            (rows.level)(&Level { x: m.d_out, y: m.out, rows: queries, width: sizes.width, to: m.level });
+            // The result is read once: in place where it can be.
+            let near =
+                E::DTYPE == <E::Sum as Real>::DTYPE && self.out.step(Dim::Value) == bytes && a.width == sizes.width;
+            let (y, step) = if near {
+                (self.out.place(Dim::Query, first).cast(), self.out.step(Dim::Query) / bytes)
+            } else {
+                result(&self.out, m.out);
+                (m.out, sizes.width as isize)
+            };
+            let strides = [sizes.width as isize, step];
+            (rows.level)(&Level { x: m.d_out, y, strides, rows: queries, width: sizes.width, to: m.level });
             for i in all_queries.clone() {
                 *m.log.add(i) = self.log.place(Dim::Query, first + i).cast::<E::Sum>().read();
             }

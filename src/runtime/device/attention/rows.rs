@@ -68,25 +68,35 @@ unsafe fn softmax<R: Real, const FMA: bool>(w: &Softmax<R>) {
             // Query i is `ahead + i - k` positions after the key.
             let first = k as i64 - w.ahead;
             if w.causal && first > 0 {
-                let first = first.min(LANES as i64) as i32;
-                row(k).iter_mut().enumerate().for_each(|(i, s)| *s = if (i as i32) < first { R::LOWEST } else { *s });
+                row(k)[..first.min(LANES as i64) as usize].fill(R::LOWEST);
             }
             if let Some(reach) = w.reach
                 && first + i64::from(reach) < LANES as i64
             {
-                let end = (first + i64::from(reach)).max(0) as i32;
-                row(k).iter_mut().enumerate().for_each(|(i, s)| *s = if (i as i32) < end { *s } else { R::LOWEST });
+                row(k)[(first + i64::from(reach)).max(0) as usize..].fill(R::LOWEST);
             }
         }
         let (top, total) = (&mut *w.top.cast::<[R; LANES]>(), &mut *w.total.cast::<[R; LANES]>());
         let shrink = &mut *w.shrink.cast::<[R; LANES]>();
-        let mut largest = *top;
-        for k in w.seen.clone() {
+        // In memory, and a few keys at a time: the compiler makes vectors of the loop only then.
+        let largest = &mut *w.shrink.cast::<[R; LANES]>();
+        *largest = *top;
+        let larger = |x: R, y: R| if x > y { x } else { y };
+        let mut k = w.seen.start;
+        while k + 4 <= w.seen.end {
+            let [a, b, c, d] = [k, k + 1, k + 2, k + 3].map(|k| &*w.scores.add(k * w.stride).cast::<[R; LANES]>());
+            for i in 0..LANES {
+                largest[i] = larger(larger(a[i], b[i]), larger(larger(c[i], d[i]), largest[i]));
+            }
+            k += 4;
+        }
+        for k in k..w.seen.end {
             let s = row(k);
             for i in 0..LANES {
-                largest[i] = if s[i] > largest[i] { s[i] } else { largest[i] };
+                largest[i] = larger(s[i], largest[i]);
             }
         }
+        let largest = *largest;
         let mut base = largest;
         for i in 0..LANES {
             base[i] = if largest[i] == R::LOWEST { R::default() } else { largest[i] };
@@ -210,10 +220,12 @@ unsafe fn finish<E: Stored>(w: &Finish<E::Sum>) {
     }
 }
 
-/// Rows of two arrays of the same form; a multiple of 16 elements wide, both zero beyond the rows' own.
+/// Rows of two arrays, a multiple of 16 elements wide.
 pub struct Level<R> {
     pub x: *const R,
     pub y: *const R,
+    /// Elements from row to row in each.
+    pub strides: [isize; 2],
     pub rows: usize,
     pub width: usize,
     pub to: *mut R,
@@ -225,8 +237,9 @@ unsafe fn level<R: Real, const FMA: bool>(w: &Level<R>) {
     unsafe {
         for r in 0..w.rows {
             let mut sums = [R::default(); STEP];
-            for i in (r * w.width..(r + 1) * w.width).step_by(STEP) {
-                let (x, y) = (&*w.x.add(i).cast::<[R; STEP]>(), &*w.y.add(i).cast::<[R; STEP]>());
+            let [x, y] = [(w.x, w.strides[0]), (w.y, w.strides[1])].map(|(at, step)| at.offset(r as isize * step));
+            for i in (0..w.width).step_by(STEP) {
+                let (x, y) = (&*x.add(i).cast::<[R; STEP]>(), &*y.add(i).cast::<[R; STEP]>());
                 for i in 0..STEP {
                     sums[i] = x[i].multiply_add::<FMA>(y[i], sums[i]);
                 }
