@@ -5,6 +5,7 @@ mod plain;
 #[path = "support/kernel.rs"]
 mod support;
 
+use partita::codegen::wide::Width;
 use partita::interp::eval_map;
 use partita::kernel::*;
 use partita::program::Access;
@@ -770,6 +771,55 @@ fn equal_kernels_share_code_and_text_is_stable() {
     let text = target.clif(&a);
     assert!(text.starts_with("function u0:0(i64, i64, i64, i64, i64)"), "{text}");
     assert_eq!(text, target.clif(&a));
+}
+
+/// A kernel with more sums at once than a frame of vectors should hold is left to the other code generator.
+#[test]
+fn too_many_values_for_a_frame_are_left_to_cranelift() {
+    let (sums, n) = (1200u32, 5usize);
+    let at = |k: u32| Index { base: i64::from(k), loops: vec![(LoopId(0), 1)], exprs: vec![] };
+    let mut exprs: Vec<Expr> = (0..sums).map(|k| expr(load(0, at(k)), DType::F32)).collect();
+    let mut terms: Vec<u32> = (sums..2 * sums).collect();
+    exprs.extend((0..sums).map(|k| expr(Node::Register(RegisterId(k)), DType::F32)));
+    while terms.len() > 1 {
+        let pairs: Vec<Vec<u32>> = terms.chunks(2).map(<[u32]>::to_vec).collect();
+        terms = pairs
+            .into_iter()
+            .map(|pair| {
+                if let [a, b] = pair[..] {
+                    exprs.push(expr(Node::Map(MapOp::Add, vec![ExprId(a), ExprId(b)]), DType::F32));
+                    return exprs.len() as u32 - 1;
+                }
+                pair[0]
+            })
+            .collect();
+    }
+    let sum = |k| Reduction { register: RegisterId(k), kind: ReduceKind::Sum, value: ExprId(k) };
+    let kernel = Kernel {
+        name: "many sums".into(),
+        extents: vec![n],
+        buffers: vec![read(DType::F32), write(DType::F32)],
+        registers: vec![DType::F32; sums as usize],
+        exprs,
+        body: vec![
+            Statement::Pass(Pass {
+                loops: vec![LoopId(0)],
+                reductions: (0..sums).map(sum).collect(),
+                ..Pass::default()
+            }),
+            Statement::Pass(Pass { stores: vec![store(1, Index::constant(0), terms[0])], ..Pass::default() }),
+        ],
+        ..Kernel::default()
+    };
+    assert_eq!(Width::W512.compile(&kernel), None);
+    // Half the width, half the frame: sums that live in memory are summed well.
+    assert!(Width::W256.compile(&kernel).is_some());
+    let x: Vec<f64> = (0..sums as usize + n).map(|i| (i % 7) as f64).collect();
+    if Width::W256.is_here() {
+        support::with_generator(Some(Width::W256), || {
+            check(&kernel, &[pack(DType::F32, &x), pack(DType::F32, &[0.0])], &[], 1e-6);
+        });
+    }
 }
 
 /// Code for processors other than this one is at least complete and self-contained.

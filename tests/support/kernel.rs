@@ -16,9 +16,14 @@ thread_local! {
 /// Calls a test with each code generator that this processor can run the code of.
 pub fn with_each_generator(test: fn()) {
     for width in Width::ALL.into_iter().filter(|w| w.is_here()).map(Some).chain([None]) {
-        WIDTH.set(width);
-        test();
+        with_generator(width, test);
     }
+}
+
+/// Calls a test with vectors of a width, or with Cranelift.
+pub fn with_generator(width: Option<Width>, test: impl Fn()) {
+    WIDTH.set(width);
+    test();
 }
 
 /// Compiles a kernel and runs the given pieces of its rows over the buffers; returns what the status cell holds then.

@@ -41,7 +41,11 @@ pub enum Kept {
 
 pub const WORDS: [Gpr; 10] = [RBX, RSI, 8, 9, 10, 11, 12, 13, 14, 15];
 
-pub fn emit(f: &Function) -> Vec<u8> {
+/// Most bytes of a frame. Stacks have guard pages, which a larger step could miss.
+const MOST_FRAME: i32 = 128 << 10;
+
+/// The bytes of a function, unless so much of it must live in its frame that the frame would be too large.
+pub fn emit(f: &Function) -> Option<Vec<u8>> {
     let wide = f.lanes == 16;
     let files = Files {
         vectors: if wide { (0..29).collect() } else { (0..13).collect() },
@@ -56,13 +60,16 @@ pub fn emit(f: &Function) -> Vec<u8> {
     let arguments = words + homes.slots[2] as i32 * 8;
     let frame = Frame { vectors, masks, words, arguments, size: arguments + 4 * 8 };
     let mut e = Emit { a: Asm::new(wide), f, homes, frame, open: Vec::new(), calls: Default::default() };
+    if e.frame.size > MOST_FRAME {
+        return None;
+    }
     e.enter();
     for inst in &f.code {
         e.inst(inst);
     }
     e.leave();
     e.call_routine();
-    e.a.finish()
+    Some(e.a.finish())
 }
 
 impl Emit<'_> {

@@ -1,7 +1,7 @@
 //! Machine code of kernels for x86-64 with vectors of 512 or 256 bits.
 //!
 //! In: a kernel. Out: the bytes of its function, which run wherever they are put at a multiple of 64, or nothing, if the
-//! kernel needs what is not here (64-bit floats); then `cpu` makes its code. Functions are called as those of `cpu` are.
+//! kernel needs what is not here (64-bit floats, or a very large frame); then `cpu` makes its code. Functions are called as those of `cpu` are.
 //!
 //! Invariants: a row is computed in the same way, bit for bit, whatever rows are computed by the same call; nothing outside
 //! of the buffers is touched, since the lanes that are too many are masked off.
@@ -46,7 +46,7 @@ impl Width {
     }
 
     /// Whether the processor that this runs on can run its code.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", unix))]
     pub fn is_here(self) -> bool {
         use std::is_x86_feature_detected as has;
         let base = has!("avx2") && has!("fma") && has!("f16c") && has!("bmi2");
@@ -56,7 +56,7 @@ impl Width {
         }
     }
 
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(all(target_arch = "x86_64", unix)))]
     pub fn is_here(self) -> bool {
         false
     }
@@ -78,7 +78,7 @@ impl Width {
 
     /// The code of a kernel, if this code generator knows everything that it needs.
     pub fn compile(self, kernel: &Kernel) -> Option<Vec<u8>> {
-        Some(emit::emit(&nest::build(kernel, self.lanes())?))
+        emit::emit(&nest::build(kernel, self.lanes())?)
     }
 
     /// The text of a kernel's vector IR.

@@ -30,6 +30,8 @@ pub struct Build<'k> {
     run_groups: usize,
     /// Registers of the kernel: one variable, or one for each group where rows fill lanes.
     pub registers: Vec<Vec<Reg>>,
+    /// What an iteration of the pass evaluates, operands first: nothing recurs deeply.
+    order: Vec<ExprId>,
     /// Expressions that the current place can read, by group (what is the same in all lanes is in the first).
     memo: Vec<Vec<Option<Reg>>>,
     log: Vec<(usize, ExprId)>,
@@ -71,6 +73,7 @@ pub fn build(kernel: &Kernel, lanes: usize) -> Option<Function> {
         fill,
         run_groups: 1,
         registers: Vec::new(),
+        order: Vec::new(),
         memo: vec![vec![None; kernel.exprs.len()]; MAX_GROUPS],
         log: Vec::new(),
         words: Vec::new(),
@@ -281,6 +284,8 @@ impl Build<'_> {
         self.group = 0;
         if pass.loops.iter().all(|l| self.kernel.extents[l.index()] > 0) {
             let levels = levels(self.kernel, self.facts, pass);
+            let innermost = |(e, l): &(ExprId, usize)| (*l == pass.loops.len() && self.is_work(*e)).then_some(*e);
+            self.order = levels.iter().filter_map(innermost).collect();
             let filled = self.fill == Fill::Inner && plan::inner(self.kernel, self.facts, self.f.lanes, pass).0;
             if filled {
                 self.filled(pass, &levels);
@@ -404,6 +409,7 @@ impl Build<'_> {
 
     /// One vector of a loop that fills lanes.
     fn vector_iteration(&mut self, pass: &Pass, filled: &Filled) {
+        self.evaluate();
         let values: Vec<Reg> = pass.reductions.iter().map(|r| self.eval(r.value)).collect();
         self.stores(pass);
         for ((r, value), sums) in pass.reductions.iter().zip(values).zip(&filled.sums) {
@@ -420,6 +426,7 @@ impl Build<'_> {
     /// One iteration: everything is evaluated, then stored, then registers change.
     fn iteration(&mut self, pass: &Pass) {
         let group = self.group;
+        self.evaluate();
         let next: Vec<Reg> = pass.carries.iter().map(|c| self.settled(c.next)).collect();
         let values: Vec<Reg> = pass.reductions.iter().map(|r| self.eval(r.value)).collect();
         self.stores(pass);
@@ -431,6 +438,13 @@ impl Build<'_> {
         for (carry, value) in pass.carries.iter().zip(next) {
             let to = self.registers[carry.register.index()][group];
             self.f.set(to, Op::Copy, &[value]);
+        }
+    }
+
+    /// Evaluates what one iteration needs.
+    fn evaluate(&mut self) {
+        for n in 0..self.order.len() {
+            self.eval(self.order[n]);
         }
     }
 
