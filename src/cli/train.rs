@@ -4,7 +4,7 @@ use super::args::{EngineChoice, TrainArgs, TrainHow};
 use super::output::{Output, grouped};
 use super::progress::{Progress, fitting};
 use super::{Code, OK, profile};
-use crate::diag::Severity;
+use crate::diag::{Diagnostic, Severity};
 use crate::driver::engine::{Compiled, Engine, Interpreted};
 use crate::driver::findings::{Findings, Outcome};
 use crate::driver::pipeline::Graphs;
@@ -80,6 +80,11 @@ pub fn profiled(
 ) -> Outcome<Code> {
     if let Some(path) = &how.trace {
         overwrite::refuse(path, sources, &recipe.read_paths())?;
+        if how.metrics.as_ref() == Some(path) {
+            let d = Diagnostic::error("E0902", "`--metrics` and `--trace` name one file");
+            return Err(Findings::of(d.help("name two")));
+        }
+        overwrite::writable(path)?;
     }
     let code = follow(recipe, engine, request, sources, timed, out)?;
     if how.profile {

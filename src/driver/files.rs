@@ -70,6 +70,12 @@ fn named(
             )),
         }
     };
+    if name.is_empty() {
+        return Err(wrong(
+            format!("`{}` names nothing before its `=`", given.display()),
+            "write `NAME=FILE`, or `FILE`",
+        ));
+    }
     if new.is_empty() {
         return Err(wrong(format!("no file is given for `{name}`"), format!("write `{name}=FILE`")));
     }
@@ -91,15 +97,16 @@ fn named(
     Err(wrong(format!("`{what}` has no input or file `{name}`"), cure))
 }
 
-/// Puts files into the place of others, the first that fits each; says whether any did.
-pub fn replace(spec: &mut DataSpec, by: &[Replacement]) -> bool {
+/// Puts files into the place of others, each by the first list that has one for it; says whether any did.
+pub fn replace(spec: &mut DataSpec, lists: &[&[Replacement]]) -> bool {
     let files = spec.files();
     let mut any = false;
     for (source, (input, path)) in spec.sources_mut().into_iter().zip(files) {
         let fits = |r: &&Replacement| r.old == path && r.input.as_ref().is_none_or(|i| *i == input);
         // An input's own file comes before one that is given for all.
-        if let Some(r) = by.iter().filter(fits).min_by_key(|r| r.input.is_none()) {
-            source.path = r.new.clone();
+        let of = |list: &&'_ [Replacement]| list.iter().filter(fits).min_by_key(|r| r.input.is_none()).cloned();
+        if let Some(r) = lists.iter().find_map(of) {
+            source.path = r.new;
             any = true;
         }
     }
@@ -164,7 +171,7 @@ mod tests {
             e.to_string()
         })?;
         let mut new = spec.clone();
-        assert_eq!(replace(&mut new, &by), !all.is_empty());
+        assert_eq!(replace(&mut new, &[&by]), !all.is_empty());
         Ok(new.files().iter().map(|f| f.1.display().to_string()).collect::<Vec<_>>().join(" "))
     }
 
@@ -194,6 +201,7 @@ mod tests {
             (&["labels=x"], "did you mean `label=x`?"),
             (&["zzz=x"], "written `./zzz=x`"),
             (&["label="], "no file is given"),
+            (&["=x"], "names nothing before its `=`"),
         ] {
             let said = given(&spec, all).unwrap_err();
             assert!(said.contains(says), "{all:?}: {said}");

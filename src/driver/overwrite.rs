@@ -20,6 +20,12 @@ pub fn refuse(to: &Path, sources: &SourceMap, read: &[PathBuf]) -> Outcome<()> {
     Err(Findings::of(Diagnostic::error("E0813", message).help("name another file to write")))
 }
 
+/// Sees that a file can be written, before work is done whose result it is to hold.
+pub fn writable(path: &Path) -> Outcome<()> {
+    let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
+    opened.map(|_| ()).map_err(|e| unwritten(path, &e))
+}
+
 /// The error of a file that cannot be written.
 pub fn unwritten(path: &Path, why: &std::io::Error) -> Box<Findings> {
     let d = Diagnostic::error("E0813", format!("cannot write `{}`: {}", path.display(), reason(why)))

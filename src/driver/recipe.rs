@@ -103,12 +103,12 @@ impl Recipe {
         let data = given("data", self.data.as_ref(), &o.data)?;
         let valid = given("valid", self.valid.as_ref().map(|v| &v.data), &o.valid)?;
         if let Some(spec) = &mut self.data
-            && files::replace(spec, &data)
+            && files::replace(spec, &[&data])
         {
             self.data_at = DataPlaces::default();
         }
         if let Some(v) = &mut self.valid
-            && (files::replace(&mut v.data, &valid) | files::replace(&mut v.data, &data))
+            && files::replace(&mut v.data, &[&valid, &data])
         {
             v.at = DataPlaces::default();
         }

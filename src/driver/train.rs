@@ -217,13 +217,18 @@ impl<'r> Run<'r> {
         let mut metrics = Metrics::open(request.metrics.as_deref(), recorded, tell)?;
         let last = from.is_none().then(|| Checkpoint::open(&request.out).ok()).flatten();
         let other = last.as_ref().and_then(|c| recipe.origin.author.other(c));
-        if let Some(aside) = saver.set_aside(from.map(|c| c.index.step), &[EVENTS, BEST])? {
+        // A run that leaves nothing moves nothing away.
+        if !request.no_save
+            && let Some(aside) = saver.set_aside(from.map(|c| c.index.step), &[EVENTS, BEST])?
+        {
             let whose = other.map_or(String::new(), |file| {
                 format!(", written by another program, {file}: runs are kept apart by `--out DIR`")
             });
             tell(Event::Note(format!("the run before is now in {}{whose}", aside.display())));
         }
-        metrics.open_events(&request.out, tell);
+        if !request.no_save {
+            metrics.open_events(&request.out, tell);
+        }
         let data = loader.map(|l| Prefetcher::start(l, step..recipe.steps, AHEAD)).transpose()?;
         Ok(Run {
             recipe,

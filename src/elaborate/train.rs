@@ -286,6 +286,14 @@ impl<'a> Elab<'a> {
             pairs.push((p, g));
         }
         let norm = self.global_norm(&pairs);
+        let clips = item.lines.iter().any(|l| matches!(l.kind, TrainKind::Clip(_)));
+        if !clips && self.settings.train.iter().any(|(n, _)| n == "clip") {
+            self.error(
+                Diagnostic::error("E0902", "`--set train.clip` changes a limit, and this train item has none")
+                    .at(item.head, "without `clip`")
+                    .help("add `clip 1.0` to it"),
+            );
+        }
         let metric_span = self.b.span;
         self.b.span = Some(item.head);
         self.b.output(OutputKind::Metric, "grad_norm", norm);

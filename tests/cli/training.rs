@@ -457,3 +457,34 @@ fn values_that_go_bad_in_the_update_are_named_and_not_saved() {
     let text = fails(at, &["train", "root.pta", "--precision", "f16"], 1, "E0810");
     assert!(text.contains("loss scale has fallen"), "{text}");
 }
+
+#[test]
+fn a_run_that_saves_nothing_moves_nothing_away() {
+    let folder = tiny();
+    let at = folder.path();
+    succeeds(at, &["train", "tiny.pta", "--out", "run", "--steps", "3"]);
+    let before = state(&at.join("run"));
+    succeeds(at, &["train", "tiny.pta", "--out", "run", "--steps", "2", "--no-save"]);
+    assert!(state(&at.join("run")) == before && !at.join("run/before-1").exists());
+    // What cannot be written is said before the work, not after it.
+    let text = fails(at, &["train", "tiny.pta", "--out", "run2", "--trace", "no/such/place.json"], 1, "E0813");
+    assert!(!text.contains("step 1/") && !at.join("run2").exists(), "{text}");
+    fails(at, &["train", "tiny.pta", "--metrics", "m", "--trace", "m", "--no-save"], 1, "E0902");
+    fails(at, &["train", "tiny.pta", "--set", "train.clip=0.1", "--no-save"], 1, "E0902");
+}
+
+#[test]
+fn what_is_given_for_validation_is_not_replaced_again() {
+    let folder = tiny();
+    let at = folder.path();
+    let text = std::fs::read_to_string(at.join("text.txt")).expect("the data");
+    write(at, "other.txt", &text[..text.len() / 2]);
+    write(at, "same.txt", &text);
+    succeeds(at, &["train", "tiny.pta", "--out", "run", "--steps", "2"]);
+    let eval = |valid: &str| {
+        let run = ["eval", "tiny.pta", "--checkpoint", "run", "--data", "other.txt", "--valid", valid];
+        succeeds(at, &run)
+    };
+    // `text.txt` is also what the program trains on, in whose place `other.txt` is given.
+    assert_eq!(eval("text.txt"), eval("same.txt"));
+}
