@@ -408,7 +408,7 @@ fn damaged_files_of_every_kind() {
         (r#"csv("file", column = 1, count = 3)"#, rows("1,2,3").into(), "E0803", "has 3 columns"),
         (r#"csv("file", column = 0, count = 3)"#, rows("1,2,3").replace(',', ";").into(), "E0803", "semicolons"),
         (r#"csv("file", column = 0, count = 2)"#, rows("1,2,3").into(), "E0803", "needs 3"),
-        (r#"csv("file", to = 0.2)"#, rows("1,2,3").into(), "E0803", "has 1 samples, `y.npy` has 8"),
+        (r#"csv("file", to = 0.2)"#, rows("1,2,3").into(), "E0803", "has 1 sample, `y.npy` has 8"),
         (r#"csv("file.gz")"#, rows("1,2,3").into(), "E0802", "cannot unpack"),
         (r#"npy("file")"#, npy("'|O'", "(8, 3)", &numbers), "E0802", "'|O'"),
         (r#"npy("file")"#, npy("[('a', '<f4')]", "(8, 3)", &numbers), "E0802", "[('a', '<f4')]"),

@@ -122,7 +122,7 @@ fn the_best_checkpoint_stays() {
     assert_eq!(best("parts")["loss"].as_f64(), Some(*lowest));
     succeeds(at, &["sample", "tiny.pta", "--checkpoint", "parts/best", "--length", "2"]);
     // A new run begins without it.
-    succeeds(at, &["train", "tiny.pta", "--steps", "1", "--no-save", "--out", "parts"]);
+    succeeds(at, &["train", "tiny.pta", "--steps", "1", "--out", "parts"]);
     assert!(at.join("parts/before-1/best/index.json").is_file() && !at.join("parts/best").exists());
     write(at, "tiny.pta", text.replace("    valid bytes(\"text.txt\", from = 0.8) every 2\n", ""));
     fails(at, &["check", "tiny.pta"], 1, "E0710");

@@ -580,8 +580,17 @@ impl Maker {
         let g = self.b.map_scalar(MapOp::Mul, out, 0.5);
         args.extend([out, log, g]);
         let grads = self.b.attention_grad(&a, &args);
-        self.push(out);
-        grads.into_iter().for_each(|v| self.push(v));
+        for v in std::iter::once(out).chain(grads) {
+            // Elements may be equal but for the order of sums, which a later arg min would tell apart.
+            let even = if self.dtype == DType::F64 {
+                let scaled = self.b.map_scalar(MapOp::Mul, v, 65536.0);
+                let whole = self.b.map(MapOp::Round, &[scaled]);
+                self.b.map_scalar(MapOp::Div, whole, 65536.0)
+            } else {
+                v
+            };
+            self.push(even);
+        }
     }
 
     fn repeat(&mut self) {
