@@ -123,7 +123,11 @@ fn the_best_checkpoint_stays() {
     succeeds(at, &["sample", "tiny.pta", "--checkpoint", "parts/best", "--length", "2"]);
     // A new run begins without it.
     succeeds(at, &["train", "tiny.pta", "--steps", "1", "--out", "parts"]);
-    assert!(at.join("parts/before-1/best/index.json").is_file() && !at.join("parts/best").exists());
+    assert!(at.join("parts/before-1/best/index.json").is_file());
+    assert_eq!(best("parts")["step"].as_u64(), Some(1));
+    std::fs::remove_dir_all(at.join("parts/best")).expect("the best one");
+    succeeds(at, &["train", "tiny.pta", "--steps", "2", "--no-save", "--out", "parts"]);
+    assert!(!at.join("parts/best").exists());
     write(at, "tiny.pta", text.replace("    valid bytes(\"text.txt\", from = 0.8) every 2\n", ""));
     fails(at, &["check", "tiny.pta"], 1, "E0710");
 }
