@@ -48,6 +48,9 @@ fn validating() -> tempfile::TempDir {
     let folder = tiny();
     let text = std::fs::read_to_string(folder.path().join("tiny.pta")).expect("the model");
     write(folder.path(), "tiny.pta", text.replace("every 4", "every 1"));
+    // A signal comes at any time: nearly all of it is validation.
+    let words = std::fs::read_to_string(folder.path().join("text.txt")).expect("the data");
+    write(folder.path(), "text.txt", words.repeat(20));
     folder
 }
 
