@@ -580,8 +580,12 @@ impl Maker {
         let g = self.b.map_scalar(MapOp::Mul, out, 0.5);
         args.extend([out, log, g]);
         let grads = self.b.attention_grad(&a, &args);
-        for v in std::iter::once(out).chain(grads) {
-            // Elements may be equal but for the order of sums, which a later arg min would tell apart.
+        for (n, v) in std::iter::once(out).chain(grads).enumerate() {
+            // As it is, to be compared ..
+            let exact = self.b.map(MapOp::Tanh, &[v]);
+            let name = format!("attention{}.{n}", self.values.len());
+            self.b.output(OutputKind::Value, &name, exact);
+            // .. and even, to be used: elements may be equal but for the order of sums, which an arg min would tell apart.
             let even = if self.dtype == DType::F64 {
                 let scaled = self.b.map_scalar(MapOp::Mul, v, 65536.0);
                 let whole = self.b.map(MapOp::Round, &[scaled]);

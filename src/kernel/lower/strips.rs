@@ -26,6 +26,13 @@ impl Lowerer<'_, '_> {
             super::finish::visit(step, &mut |b, _| uses[b.index()] += 1);
         }
         self.routine.outputs.iter().for_each(|o| uses[o.buffer.index()] += 1);
+        // What a loop takes slices of must be there as a whole.
+        for buffer in &self.routine.buffers {
+            if let Place::Slice { base, turn, .. } = buffer.place {
+                uses[base.index()] += 1;
+                uses[turn.index()] += 1;
+            }
+        }
         let mut i = 0;
         while i + 1 < steps.len() {
             if let (Action::Gemm(gemm), Action::Launch(launch)) = (&steps[i].action, &steps[i + 1].action)
@@ -54,9 +61,8 @@ impl Lowerer<'_, '_> {
             return None;
         }
         // What the kernel writes is not what later strips are made of.
-        let place = |b: BufferId| (b, self.routine.buffer(b).place);
         let same = |a: BufferId, b: BufferId| {
-            let ((a, x), (b, y)) = (place(a), place(b));
+            let [x, y] = [a, b].map(|b| self.routine.buffer(b).place);
             a == b || (x == y && !matches!(x, Place::Arena(_)))
         };
         let operands = [gemm.a.buffer, gemm.b.buffer];
