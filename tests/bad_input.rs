@@ -130,7 +130,7 @@ fn a_data_file_that_becomes_shorter_during_the_run() {
     let f = folder(r#"tokens("t.bin")"#);
     let tokens: Vec<u8> = (0..40_000u16).flat_map(|i| (i % 16).to_le_bytes()).collect();
     write(f.path(), "t.bin", &tokens);
-    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_partita"))
+    let mut child = run::command()
         .args(["train", "m.pta", "--steps", "100000000", "--metrics", "log.jsonl"])
         .current_dir(f.path())
         .stdout(std::process::Stdio::null())
@@ -451,7 +451,7 @@ fn files_with_odd_names_and_pipes() {
     let text: Vec<u8> = (0..2000u32).map(|i| (i * i % 16) as u8).collect();
     let odd = std::ffi::OsStr::from_bytes(b"t\xff\xfe.txt");
     std::fs::write(f.path().join(odd), &text).expect("written");
-    let output = std::process::Command::new(env!("CARGO_BIN_EXE_partita"))
+    let output = run::command()
         .args(["train", "m.pta", "--data"])
         .arg(odd)
         .current_dir(f.path())

@@ -1,5 +1,7 @@
 //! The command line from outside: what each command prints, how it fails, and that nothing is lost on the way.
 
+#[path = "cli/cached.rs"]
+mod cached;
 #[path = "cli/commands.rs"]
 mod commands;
 #[path = "cli/data.rs"]

@@ -3,9 +3,9 @@
 use super::args::BuildArgs;
 use super::output::Output;
 use super::{Code, OK, train};
-use crate::driver::build::{self, Bundle};
+use crate::driver::compile::{self, Compilation};
 use crate::driver::findings::Outcome;
-use crate::driver::{Options, overwrite, pipeline, sample, show};
+use crate::driver::{Options, build, overwrite, show};
 use crate::source::Disk;
 
 pub fn run(args: &BuildArgs, threads: usize, out: &mut Output) -> Code {
@@ -17,20 +17,14 @@ pub fn run(args: &BuildArgs, threads: usize, out: &mut Output) -> Code {
 
 fn build(args: &BuildArgs, threads: usize, out: &mut Output) -> Outcome<Code> {
     let options: Options = args.compile.options(threads);
-    let mut g = pipeline::checked_graphs(&options, &Disk)?;
-    train::warnings(&g.findings, out);
-    let sampling = match sample::has_item(&options, &Disk)? {
-        true => Some(sample::graphs(&options, None, &Disk)?),
-        false => None,
-    };
-    let mut program = pipeline::program(&mut g, pipeline::ALL, sampling.as_ref(), &options)?;
+    let Compilation { findings, recipe: mut bundle, mut program, timings } = compile::everything(&options, &Disk)?;
+    train::warnings(&findings, out);
     if args.compile.timings {
-        train::timings(&g.timings, out);
+        train::timings(&timings, out);
     }
-    let mut bundle = Bundle { recipe: g.recipe, sample: sampling.map(|s| s.recipe) };
     let mut read = bundle.read_paths();
     read.extend(std::env::current_exe());
-    overwrite::refuse(&args.output, &g.findings.sources, &read)?;
+    overwrite::refuse(&args.output, &findings.sources, &read)?;
     bundle.settle(&mut program)?;
     let size = build::write(&args.output, program, &bundle)?;
     out.line(format!("{}: {}", args.output.display(), show::bytes(size)));

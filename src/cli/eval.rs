@@ -4,13 +4,14 @@ use super::args::{EvalArgs, EvalHow};
 use super::output::Output;
 use super::{Code, OK, train};
 use crate::diag::Diagnostic;
+use crate::driver::compile::{self, Compilation};
 use crate::driver::engine::{Compiled, Engine, Figure, elements};
 use crate::driver::evaluate::Pass;
 use crate::driver::findings::{Findings, Outcome};
 use crate::driver::recipe::Recipe;
 use crate::driver::sample::write_npy;
 use crate::driver::sampler::Sampled;
-use crate::driver::{origin, overwrite, pipeline, show, weights};
+use crate::driver::{origin, overwrite, show, weights};
 use crate::runtime::checkpoint::Checkpoint;
 use crate::runtime::exec::ExecOptions;
 use crate::runtime::stop::StopFlag;
@@ -28,16 +29,15 @@ pub fn run(args: &EvalArgs, threads: usize, out: &mut Output) -> Code {
 fn compiled(args: &EvalArgs, threads: usize, out: &mut Output) -> Outcome<Code> {
     let mut options = args.compile.options(threads);
     options.outputs = args.output.iter().map(|(name, _)| name.clone()).collect();
-    let mut g = pipeline::graphs(&options, &Disk)?;
-    train::warnings(&g.findings, out);
-    g.recipe.apply(&args.how.overrides(&g.recipe))?;
-    let routines = if args.how.initial { pipeline::ALL } else { &[pipeline::EVAL] };
-    let program = pipeline::program(&mut g, routines, None, &options)?;
+    let Compilation { findings, mut recipe, program, timings } =
+        compile::evaluation(&options, args.how.initial, &Disk)?;
+    train::warnings(&findings, out);
+    recipe.apply(&args.how.overrides(&recipe))?;
     if args.compile.timings {
-        train::timings(&g.timings, out);
+        train::timings(&timings, out);
     }
-    let mut engine = Compiled::open(program, &g.recipe, ExecOptions { threads, ..ExecOptions::default() })?;
-    evaluate(&g.recipe, &mut engine, &args.how, &args.output, &g.findings.sources, out)
+    let mut engine = Compiled::open(program, &recipe, ExecOptions { threads, ..ExecOptions::default() })?;
+    evaluate(&recipe, &mut engine, &args.how, &args.output, &findings.sources, out)
 }
 
 /// Evaluates a checkpoint, or the initial weights.

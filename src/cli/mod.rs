@@ -6,6 +6,7 @@
 
 mod args;
 mod build;
+mod cache;
 mod carried;
 mod check;
 mod doctor;

@@ -4,11 +4,11 @@ use super::args::CompileArgs;
 use super::output::Output;
 use super::{Code, OK, train};
 use crate::diag::Diagnostic;
+use crate::driver::compile::{self, Compilation};
 use crate::driver::findings::{Findings, Outcome};
 use crate::driver::recipe::Recipe;
-use crate::driver::sample::{self, SampleGraphs, SampleRecipe};
+use crate::driver::sample::{self, SampleRecipe};
 use crate::driver::sampler::{Draws, Sampler, Weights};
-use crate::driver::{Options, pipeline};
 use crate::program::Program;
 use crate::runtime::RuntimeError;
 use crate::runtime::checkpoint::Checkpoint;
@@ -84,17 +84,13 @@ pub fn run(args: &SampleArgs, threads: usize, out: &mut Output) -> Code {
 
 fn compiled(args: &SampleArgs, threads: usize, out: &mut Output) -> Outcome<Code> {
     let options = args.compile.options(threads);
-    let g: SampleGraphs = sample::graphs(&options, args.compile.item.as_deref(), &Disk)?;
-    train::warnings(&g.findings, out);
-    if !args.how.initial {
-        let program = sample::program(&g, &options)?;
-        return sampled(program, g.recipe, None, &args.how, threads, &g.findings.sources, out);
+    let Compilation { findings, recipe: (recipe, begun), program, timings } =
+        compile::sampling(&options, args.how.initial, &Disk)?;
+    train::warnings(&findings, out);
+    if args.compile.timings {
+        train::timings(&timings, out);
     }
-    let item = Some(g.recipe.begun_by()?.to_string());
-    let options = Options { item, ..options };
-    let mut begun = pipeline::graphs(&options, &Disk)?;
-    let program = pipeline::program(&mut begun, &[pipeline::INIT], Some(&g), &options)?;
-    sampled(program, g.recipe, Some(&begun.recipe), &args.how, threads, &g.findings.sources, out)
+    sampled(program, recipe, begun.as_ref(), &args.how, threads, &findings.sources, out)
 }
 
 /// Samples from a compiled program. `begun`: the train item whose initial weights may be asked for.

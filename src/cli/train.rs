@@ -5,9 +5,9 @@ use super::output::{Output, grouped};
 use super::progress::{Progress, fitting};
 use super::{Code, OK, profile};
 use crate::diag::{Diagnostic, Severity};
+use crate::driver::compile::{self, Compilation};
 use crate::driver::engine::{Compiled, Engine, Interpreted};
 use crate::driver::findings::{Findings, Outcome};
-use crate::driver::pipeline::Graphs;
 use crate::driver::recipe::Recipe;
 use crate::driver::train::{self, Ended, Event, TrainRequest};
 use crate::driver::{overwrite, pipeline, show};
@@ -27,44 +27,54 @@ pub fn run(args: &TrainArgs, threads: usize, out: &mut Output) -> Code {
 fn train(args: &TrainArgs, threads: usize, out: &mut Output) -> Outcome<Code> {
     let mut options = args.compile.options(threads);
     options.unfused = args.debug_nan;
-    let mut g = pipeline::checked_graphs(&options, &Disk)?;
-    warnings(&g.findings, out);
-    g.recipe.apply(&args.how.overrides())?;
-    let mut compiled = match args.engine {
-        EngineChoice::Interp if args.dry_run => return rehearsed(&g, 1, args.compile.timings, out),
-        EngineChoice::Interp => None,
-        EngineChoice::Cpu => {
-            let program = pipeline::program(&mut g, pipeline::ALL, None, &options)?;
-            if args.dry_run {
-                return rehearsed(&g, options.thread_count(), args.compile.timings, out);
-            }
-            Some(Compiled::open(program, &g.recipe, args.how.execution(threads, args.debug_nan))?)
-        }
-    };
-    let mut interpreted = compiled.is_none().then(|| Interpreted::new(&g));
-    if args.compile.timings {
-        timings(&g.timings, out);
-    }
-    let (recipe, sources) = (g.recipe, g.findings.sources);
-    let threads = compiled.as_ref().map_or(1, Engine::threads);
-    introduce(&recipe, threads, out);
-    let request = args.how.request(&recipe, args.debug_nan);
     let timed = args.compile.timings;
-    match (&mut compiled, &mut interpreted) {
-        (Some(engine), _) => profiled(&recipe, engine, &args.how, &request, &sources, timed, out),
-        (None, Some(engine)) => follow(&recipe, engine, &request, &sources, timed, out),
-        (None, None) => unreachable!("one of the two engines is made"),
+    match args.engine {
+        EngineChoice::Interp => {
+            let mut g = pipeline::checked_graphs(&options, &Disk)?;
+            begin(args, &g.findings, &mut g.recipe, &g.timings, out)?;
+            if args.dry_run {
+                return rehearsed(&g.recipe, &g.findings, 1, out);
+            }
+            let mut engine = Interpreted::new(&g);
+            introduce(&g.recipe, engine.threads(), out);
+            let request = args.how.request(&g.recipe, args.debug_nan);
+            follow(&g.recipe, &mut engine, &request, &g.findings.sources, timed, out)
+        }
+        EngineChoice::Cpu => {
+            let Compilation { findings, mut recipe, program, timings } = compile::training(&options, &Disk)?;
+            begin(args, &findings, &mut recipe, &timings, out)?;
+            if args.dry_run {
+                return rehearsed(&recipe, &findings, options.thread_count(), out);
+            }
+            let mut engine = Compiled::open(program, &recipe, args.how.execution(threads, args.debug_nan))?;
+            introduce(&recipe, engine.threads(), out);
+            let request = args.how.request(&recipe, args.debug_nan);
+            profiled(&recipe, &mut engine, &args.how, &request, &findings.sources, timed, out)
+        }
     }
 }
 
-/// After compiling: what the run would be, if it finds its data. Its memory is not taken.
-fn rehearsed(g: &Graphs, threads: usize, timed: bool, out: &mut Output) -> Outcome<Code> {
-    if timed {
-        timings(&g.timings, out);
+/// After compiling: what was found, and what the command line says over the recipe.
+fn begin(
+    args: &TrainArgs,
+    findings: &Findings,
+    recipe: &mut Recipe,
+    passes: &[(&'static str, Duration)],
+    out: &mut Output,
+) -> Outcome<()> {
+    warnings(findings, out);
+    recipe.apply(&args.how.overrides())?;
+    if args.compile.timings {
+        timings(passes, out);
     }
-    introduce(&g.recipe, threads, out);
-    train::rehearse(&g.recipe).map_err(|stop| Findings::of_stop(stop, &g.findings.sources))?;
-    out.line(format!("{}, not run", counted(grouped(g.recipe.steps), "step")));
+    Ok(())
+}
+
+/// What the run would be, if it finds its data. Its memory is not taken.
+fn rehearsed(recipe: &Recipe, findings: &Findings, threads: usize, out: &mut Output) -> Outcome<Code> {
+    introduce(recipe, threads, out);
+    train::rehearse(recipe).map_err(|stop| Findings::of_stop(stop, &findings.sources))?;
+    out.line(format!("{}, not run", counted(grouped(recipe.steps), "step")));
     Ok(OK)
 }
 

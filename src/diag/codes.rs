@@ -1,5 +1,8 @@
 //! The registry of diagnostic codes: one line each here, one page each in `docs/errors/`.
 
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
+
 /// A code and its title.
 #[derive(Clone, Copy, Debug)]
 pub struct Code {
@@ -9,6 +12,15 @@ pub struct Code {
 
 pub fn find(code: &str) -> Option<&'static Code> {
     CODES.iter().find(|c| c.code == code)
+}
+
+/// A code of the registry.
+pub type Name = &'static str;
+
+/// Reads a code of the registry.
+pub fn read<'de, D: Deserializer<'de>>(from: D) -> Result<Name, D::Error> {
+    let code = String::deserialize(from)?;
+    find(&code).map(|c| c.code).ok_or_else(|| D::Error::custom(format!("there is no code `{code}`")))
 }
 
 macro_rules! codes {

@@ -10,9 +10,10 @@ pub mod render;
 mod window;
 
 use crate::source::Span;
+use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, serde::Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
     Error,
@@ -21,18 +22,19 @@ pub enum Severity {
 }
 
 /// A place and what is to be said about it.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Label {
     pub span: Span,
     pub message: String,
 }
 
 /// One finding. Messages end without a full stop.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Diagnostic {
     pub severity: Severity,
     /// `E0301`, `W0001`: see [`codes`].
-    pub code: &'static str,
+    #[serde(deserialize_with = "codes::read")]
+    pub code: codes::Name,
     pub message: String,
     pub primary: Option<Label>,
     pub secondary: Vec<Label>,

@@ -1,7 +1,10 @@
 //! What this machine offers to programs.
 
+use super::cache::Cache;
 use super::options::processors;
+use super::show;
 use crate::codegen::cpu::Target;
+use crate::types::counted;
 
 pub struct Report {
     pub facts: Vec<(&'static str, String)>,
@@ -9,8 +12,8 @@ pub struct Report {
     pub problem: Option<String>,
 }
 
-/// `threads` as asked for; 0 for all.
-pub fn report(threads: usize) -> Report {
+/// `threads` as asked for; 0 for all. `cache`: where compiled programs are kept.
+pub fn report(threads: usize, cache: Option<&Cache>) -> Report {
     let mut facts = vec![("partita", env!("CARGO_PKG_VERSION").to_string())];
     let target = Target::host();
     let problem = match &target {
@@ -26,7 +29,17 @@ pub fn report(threads: usize) -> Report {
         let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
         facts.push(("memory", format!("{:.1} of {:.1} GiB free", gib(free), gib(total))));
     }
+    facts.push(("cache", cache.map_or("off".to_string(), kept)));
     Report { facts, problem }
+}
+
+/// The folder of the cache and what it holds.
+fn kept(cache: &Cache) -> String {
+    let folder = cache.folder().display();
+    match cache.held() {
+        Ok(held) => format!("{folder}: {}, {}", counted(held.entries, "program"), show::bytes(held.bytes)),
+        Err(why) => format!("{folder}: not used, {why}"),
+    }
 }
 
 /// Bytes of memory in all, and available.

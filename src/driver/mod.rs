@@ -3,11 +3,13 @@
 //! In: [`Options`] of the command line or an editor. Out: values, [`Findings`] and events; nothing is printed here.
 //! Invariant: a program with errors yields no graphs, and nothing is run that the verifier has not seen in debug builds.
 //! Reading order: `check.rs` (the front end), `pipeline.rs` (the passes in order), `recipe.rs` (what a run needs to know),
-//! `engine.rs` (what runs a step), `train.rs`.
+//! `compile.rs` with `cache.rs` (what was compiled before), `engine.rs` (what runs a step), `train.rs`.
 
 mod average;
 pub mod build;
+pub mod cache;
 pub mod check;
+pub mod compile;
 mod data;
 pub mod doctor;
 pub mod engine;

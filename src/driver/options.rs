@@ -1,5 +1,6 @@
 //! What to compile and how: the only options of the compiler. Passes get it first and read nothing else.
 
+use super::cache::Cache;
 use super::check::Request;
 use crate::types::DType;
 use std::path::PathBuf;
@@ -23,6 +24,8 @@ pub struct Options {
     pub outputs: Vec<String>,
     /// Leave every value in memory where it can be looked at.
     pub unfused: bool,
+    /// Where compiled programs are kept from run to run; nowhere without it.
+    pub cache: Option<Cache>,
 }
 
 impl Options {

@@ -3,7 +3,7 @@
 use crate::run::{partita, succeeds};
 use crate::{err, fails, out, tiny, write};
 use std::io::Write;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 #[test]
 fn check_counts_parameters_and_states() {
@@ -215,7 +215,7 @@ fn fmt_formats_in_place_and_checks() {
     let text = fails(folder.path(), &["fmt", "bad.pta"], 1, "E0101");
     assert!(text.contains("bad.pta:1"), "{text}");
     fails(folder.path(), &["fmt", "missing.pta"], 1, "E0207");
-    let mut child = Command::new(env!("CARGO_BIN_EXE_partita"))
+    let mut child = crate::run::command()
         .args(["fmt", "-"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -228,7 +228,7 @@ fn fmt_formats_in_place_and_checks() {
 #[test]
 fn a_reader_that_goes_away_is_no_error() {
     let folder = tiny();
-    let mut child = Command::new(env!("CARGO_BIN_EXE_partita"))
+    let mut child = crate::run::command()
         .args(["ir", "tiny.pta", "--stage", "backward"])
         .current_dir(folder.path())
         .stdout(Stdio::piped())

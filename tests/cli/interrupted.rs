@@ -9,7 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 fn start(folder: &Path, arguments: &[&str]) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_partita"))
+    crate::run::command()
         .args(arguments)
         .current_dir(folder)
         .stdout(Stdio::piped())

@@ -161,7 +161,7 @@ fn the_interpreter_agrees() {
 fn a_signal_saves_and_the_run_can_go_on() {
     let folder = tiny();
     let at = folder.path();
-    let child = Command::new(env!("CARGO_BIN_EXE_partita"))
+    let child = crate::run::command()
         .args(["train", "tiny.pta", "--steps", "100000000", "--out", "run", "--metrics", "m.jsonl"])
         .current_dir(at)
         .stdout(Stdio::piped())

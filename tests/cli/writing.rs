@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 /// Runs `partita` with standard output on a device that is full.
 #[cfg(target_os = "linux")]
 fn full(folder: &Path, arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_partita"))
+    crate::run::command()
         .args(arguments)
         .current_dir(folder)
         .stdout(File::options().write(true).open("/dev/full").expect("the device is there"))
@@ -19,7 +19,11 @@ fn full(folder: &Path, arguments: &[&str]) -> Output {
 
 /// Runs a shell's line with `partita` as `$0`.
 fn shell(folder: &Path, line: &str) -> Output {
-    let shell = Command::new("bash").args(["-c", line, env!("CARGO_BIN_EXE_partita")]).current_dir(folder).output();
+    let shell = Command::new("bash")
+        .args(["-c", line, env!("CARGO_BIN_EXE_partita")])
+        .env("PARTITA_CACHE", "off")
+        .current_dir(folder)
+        .output();
     shell.expect("bash runs")
 }
 

@@ -5,13 +5,16 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};
 
+/// `partita`, which keeps nothing outside of the folders of the test.
+pub fn command() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_partita"));
+    command.env("PARTITA_CACHE", "off");
+    command
+}
+
 /// Runs `partita` with these arguments; the working folder is `folder`.
 pub fn partita(folder: &Path, arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_partita"))
-        .args(arguments)
-        .current_dir(folder)
-        .output()
-        .expect("the binary was built with the tests")
+    command().args(arguments).current_dir(folder).output().expect("the binary was built with the tests")
 }
 
 /// The same, which must succeed; gives standard output.

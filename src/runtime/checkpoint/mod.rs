@@ -32,7 +32,7 @@ pub use load::{Checkpoint, Found, list, locate};
 pub use safetensors::Dtype as StoredType;
 pub use save::{BEST, Group, SaveOptions, Snapshot, directory_name, save};
 pub use saver::{Saved, Saver};
-pub use tensor::{Tensor, TensorInfo, TensorView, convert, fingerprint, text_fingerprint};
+pub use tensor::{Tensor, TensorInfo, TensorView, bytes_fingerprint, convert, fingerprint, text_fingerprint};
 pub use weights::{Weights, export};
 
 #[cfg(test)]

@@ -63,9 +63,14 @@ pub fn fingerprint<'a>(tensors: impl IntoIterator<Item = &'a TensorInfo>) -> Str
 
 /// The same for a text.
 pub fn text_fingerprint(text: &str) -> String {
-    let hash = text
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    bytes_fingerprint(text.as_bytes())
+}
+
+/// The same for bytes.
+pub fn bytes_fingerprint(bytes: &[u8]) -> String {
+    let hash = bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3));
     format!("{hash:016x}")
 }
 
