@@ -2,8 +2,9 @@
 //!
 //! A job is a number of tasks, fixed by the caller and never by the pool, so what a task computes cannot depend on how
 //! many threads there are. Threads take task numbers from a counter; the caller takes part. A thread without work spins
-//! for a few microseconds, then sleeps. The caller never waits for a thread that has not joined the job, so short jobs
-//! do not pay for waking sleepers.
+//! for some microseconds, offers its core to others for about a millisecond, then sleeps: waking it again may take longer
+//! than a small job, while a core that others want is theirs at once. The caller never waits for a thread that has not
+//! joined the job, so short jobs do not pay for waking sleepers.
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
@@ -13,12 +14,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Turns of a spinning wait before a worker sleeps; about 20 microseconds.
+/// Turns of a spinning wait of a worker before it offers its core to others; some tens of microseconds.
 const IDLE_SPINS: u32 = 1000;
-/// Turns of a spinning wait for the last tasks of others before the caller yields its core.
-const FINISH_SPINS: u32 = 200;
-/// Yields before the caller naps between looks.
-const FINISH_YIELDS: u32 = 100;
+/// How long it does that before it sleeps.
+const IDLE: Duration = Duration::from_millis(1);
+/// Turns of a spinning wait for the last tasks of others before the caller offers its core to others.
+const FINISH_SPINS: u32 = 1000;
 
 /// Set in `state` while a job accepts threads.
 const OPEN: u64 = 1 << 31;
@@ -142,7 +143,7 @@ impl Pool {
             turns += 1;
             if turns < FINISH_SPINS {
                 std::hint::spin_loop();
-            } else if turns < FINISH_SPINS + FINISH_YIELDS {
+            } else if start.elapsed() < IDLE {
                 std::thread::yield_now();
             } else {
                 std::thread::sleep(Duration::from_micros(20));
@@ -231,7 +232,7 @@ impl Shared {
 fn work(shared: &Shared, number: usize) {
     WORKER.set(number);
     let mut epoch = 0;
-    let mut idle = 0;
+    let (mut idle, mut since) = (0, Instant::now());
     while !shared.stop.load(Ordering::Relaxed) {
         if let Some(joined) = shared.join(epoch) {
             epoch = joined;
@@ -244,6 +245,11 @@ fn work(shared: &Shared, number: usize) {
         } else if idle < IDLE_SPINS {
             idle += 1;
             std::hint::spin_loop();
+            if idle == IDLE_SPINS {
+                since = Instant::now();
+            }
+        } else if since.elapsed() < IDLE {
+            std::thread::yield_now();
         } else {
             let mut gate = lock(&shared.gate);
             shared.sleepers.fetch_add(1, Ordering::SeqCst);

@@ -31,6 +31,13 @@ struct Columns {
     panel: isize,
 }
 
+/// Chunks of b that all threads have packed.
+struct Panels {
+    at: Shared<u8>,
+    /// The chunk that lies there first.
+    first: usize,
+}
+
 /// # Safety
 /// All elements of the product must be valid; c overlaps neither itself nor the operands.
 pub unsafe fn run(task: &Task, pool: &Pool, base: Base, scratch: &mut [u64]) -> Result<(), String> {
@@ -39,24 +46,29 @@ pub unsafe fn run(task: &Task, pool: &Pool, base: Base, scratch: &mut [u64]) -> 
     // SAFETY: the caller of the product gave scratch for all threads; each takes a part of its own.
     let own = || unsafe { Own::at(lines.get().add(worker() * OWN)) };
     let base = &base;
-    if task.shares_b(pool.threads()) {
-        // SAFETY: after the parts of all threads there is room for what they share, as `shares_b` has checked.
+    let (at_a_time, all) = (task.shared_chunks(pool.threads()), task.all_chunks());
+    if at_a_time > 0 {
+        // SAFETY: after the parts of all threads there is room for what they share, as `shared_chunks` has checked.
         let shared = Shared(unsafe { lines.get().add(pool.threads() * OWN) });
         let panels = task.columns.div_ceil(task.kernel.columns());
-        let parts = panels.min(pool.threads() * 4);
-        let chunks = task.chunks() * task.product.sum_count();
-        pool.run(parts * chunks, &|n| {
-            let columns = cut(task.columns, parts, task.kernel.columns(), n % parts);
-            // SAFETY: every part of the panels is packed once.
-            unsafe { task.share_columns(base, n / parts, columns, shared.get()) }
-        })?;
-        let mut grid = task.grid(1);
-        grid.row_parts = grid.row_parts.max(task.row_parts(pool.threads()));
-        return pool.run(grid.parts(), &|n| {
-            let (rows, columns) = grid.part(n);
-            // SAFETY: parts of c are disjoint, and all operands valid.
-            unsafe { task.block(base, rows, columns, &own(), Some(shared.get())) }
-        });
+        let (packs, parts) = (panels.min(pool.threads() * 4), task.parts(pool.threads()));
+        for first in (0..all).step_by(at_a_time) {
+            let chunks = first..(first + at_a_time).min(all);
+            let panels = task.pack_b.then_some(Panels { at: shared, first });
+            if let Some(panels) = &panels {
+                pool.run(packs * chunks.len(), &|n| {
+                    let columns = cut(task.columns, packs, task.kernel.columns(), n % packs);
+                    // SAFETY: every part of the panels is packed once.
+                    unsafe { task.share_columns(base, first + n / packs, columns, panels) }
+                })?;
+            }
+            pool.run(parts.count(), &|n| {
+                let (rows, columns) = parts.part(n);
+                // SAFETY: parts of c are disjoint, and all operands valid.
+                unsafe { task.block(base, rows, columns, chunks.clone(), &own(), panels.as_ref()) }
+            })?;
+        }
+        return Ok(());
     }
     let grid = task.grid(pool.threads());
     let one = |n: usize| {
@@ -65,7 +77,7 @@ pub unsafe fn run(task: &Task, pool: &Pool, base: Base, scratch: &mut [u64]) -> 
         // SAFETY: parts of c are disjoint, and all operands valid.
         unsafe {
             let base = Base { a: base.a.offset(a), b: base.b.offset(b), c: base.c.offset(c) };
-            task.block(&base, rows, columns, &own(), None);
+            task.block(&base, rows, columns, 0..all, &own(), None);
         }
     };
     let tasks = task.product.batches() * grid.parts();
@@ -88,46 +100,40 @@ pub unsafe fn run_alone(product: &Product, base: Base, own: *mut u8) {
     for n in 0..grid.parts() {
         let (rows, columns) = grid.part(n);
         // SAFETY: the caller's promise.
-        unsafe { task.block(&base, rows, columns, &Own::at(own), None) };
+        unsafe { task.block(&base, rows, columns, 0..task.all_chunks(), &Own::at(own), None) };
     }
 }
 
 impl Task<'_> {
-    /// Parts of the rows where b is shared: a few for each thread.
-    fn row_parts(&self, threads: usize) -> usize {
-        let tiles = self.rows.div_ceil(self.kernel.rows());
-        let wanted = if threads == 1 { 1 } else { 4 * threads };
-        tiles.min(wanted).max(self.rows.div_ceil(self.row_block()))
-    }
-
-    /// Where chunk `number` begins in a and b, its packed elements before it, and its terms.
-    fn chunk_at(&self, number: usize) -> (isize, isize, usize, usize) {
+    /// Where chunk `number` begins in a and b, and its terms.
+    fn chunk_at(&self, number: usize) -> (isize, isize, usize) {
         let per = self.chunks().max(1);
         let (s, i) = (number / per, number % per);
         let [a, b, _] = self.offsets(self.product.sums, s);
-        let first = i * self.chunk();
-        let from = first * self.kernel.group;
+        let from = i * self.chunk() * self.kernel.group;
         let terms = (self.chunk() * self.kernel.group).min(self.k - from);
-        (a + from as isize * self.a_k, b + from as isize * self.b_k, s * self.steps() + first, terms)
+        (a + from as isize * self.a_k, b + from as isize * self.b_k, terms)
     }
 
     /// Packs a part of a chunk of b to its place in the shared memory.
     ///
     /// # Safety
     /// All of b must be valid, and the memory hold all of b packed.
-    unsafe fn share_columns(&self, base: &Base, number: usize, columns: Range<usize>, shared: *mut u8) {
-        let (_, b, before, terms) = self.chunk_at(number);
+    unsafe fn share_columns(&self, base: &Base, number: usize, columns: Range<usize>, panels: &Panels) {
+        let (_, b, terms) = self.chunk_at(number);
         // SAFETY: as promised by the caller.
         unsafe {
-            let to = shared.add(self.shared_offset(before, terms, columns.start));
+            let to = self.shared_at(panels, number, terms, columns.start);
             self.pack_columns(base.b.offset(b), terms, columns, to);
         }
     }
 
     /// Where a panel of a chunk lies in the shared memory.
-    fn shared_offset(&self, before: usize, terms: usize, column: usize) -> usize {
-        let all = self.columns.next_multiple_of(self.kernel.columns());
-        (before * all + column * terms.div_ceil(self.kernel.group)) * self.kernel.packed
+    unsafe fn shared_at(&self, panels: &Panels, number: usize, terms: usize, column: usize) -> *mut u8 {
+        let columns = self.columns.next_multiple_of(self.kernel.columns());
+        let before = (number - panels.first) * self.chunk() * columns;
+        // SAFETY: as promised by the callers.
+        unsafe { panels.at.get().add((before + column * terms.div_ceil(self.kernel.group)) * self.kernel.packed) }
     }
 
     unsafe fn pack_columns(&self, b: *const u8, terms: usize, columns: Range<usize>, to: *mut u8) {
@@ -145,11 +151,20 @@ impl Task<'_> {
         unsafe { (self.kernel.pack)(&pack) }
     }
 
-    /// All of the sum for some rows and columns. Columns begin at a whole panel.
+    /// Some chunks of the sum for some rows and columns. Columns begin at a whole panel.
     ///
     /// # Safety
-    /// All operands must be valid. Where a block is packed or summed in scratch memory, it must fit there.
-    unsafe fn block(&self, base: &Base, rows: Range<usize>, columns: Range<usize>, own: &Own, shared: Option<*mut u8>) {
+    /// All operands must be valid. Where a block is packed or summed in scratch memory, it must fit there; what is summed there
+    /// must be all chunks.
+    unsafe fn block(
+        &self,
+        base: &Base,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        mut chunks: Range<usize>,
+        own: &Own,
+        shared: Option<&Panels>,
+    ) {
         if rows.is_empty() || columns.is_empty() {
             return;
         }
@@ -160,10 +175,13 @@ impl Task<'_> {
             let place = base.c.offset(rows.start as isize * self.c_row + columns.start as isize * self.c_column);
             let own_column = rows.len().next_multiple_of(kernel.lanes) * sum;
             let (c, c_column) = if self.own_c { (own.c, own_column as isize) } else { (place, self.c_column) };
-            // An empty sum still clears the result.
-            for number in 0..(self.product.sum_count() * self.chunks()).max(1) {
-                let empty = self.product.sum_count() == 0;
-                let (a, b, before, terms) = if empty { (0, 0, 0, 0) } else { self.chunk_at(number) };
+            let empty = chunks.is_empty();
+            if empty {
+                // An empty sum still clears the result.
+                chunks = 0..1;
+            }
+            for number in chunks {
+                let (a, b, terms) = if empty { (0, 0, 0) } else { self.chunk_at(number) };
                 let (a, b) = (base.a.offset(a + rows.start as isize * self.a_row), base.b.offset(b));
                 let steps = terms.div_ceil(kernel.group);
                 let panel = (kernel.columns() * steps * kernel.packed) as isize;
@@ -173,8 +191,8 @@ impl Task<'_> {
                     step: (kernel.columns() * kernel.packed) as isize,
                     panel,
                 };
-                let b = if let Some(shared) = shared {
-                    Columns { at: shared.add(self.shared_offset(before, terms, columns.start)), ..packed }
+                let b = if let Some(panels) = shared {
+                    Columns { at: self.shared_at(panels, number, terms, columns.start), ..packed }
                 } else if self.pack_b {
                     self.pack_columns(b, terms, columns.clone(), own.b);
                     packed
@@ -264,7 +282,7 @@ impl Task<'_> {
                 } else {
                     (a.add(at * vector), self.a_k)
                 };
-                let last = at + taken == vectors;
+                let last = if at + taken == vectors { rows - (vectors - 1) * kernel.lanes } else { kernel.lanes };
                 kernel.tiles[taken - 1][n - 1](&Tile {
                     k: steps,
                     a,
@@ -274,7 +292,7 @@ impl Task<'_> {
                     b_step: b.step,
                     c: c.offset(j as isize * c_column).add(at * kernel.lanes * kernel.sum.bytes()),
                     c_columns: c_column,
-                    last: if last { rows - (vectors - 1) * kernel.lanes } else { kernel.lanes },
+                    last,
                     add,
                 });
             };

@@ -11,6 +11,8 @@ use half::{bf16, f16};
 const STEPS: usize = 64;
 /// Steps that are asked for ahead.
 const AHEAD: isize = 8;
+/// Rows that are asked for ahead where the source runs along k.
+const NEXT_ROWS: usize = 16;
 /// Panels that are written side by side when the source runs along the rows.
 const PANELS: usize = 8;
 
@@ -146,6 +148,16 @@ unsafe fn across_rows<F: Form>(p: &Pack, from: *const u8, rows: usize, steps: us
             // Whole groups of terms alone.
             let whole = if along { first + (end.min(p.terms / F::GROUP) - first) / 4 * 4 } else { first };
             for row in (0..rows / 4 * 4).step_by(4) {
+                // What comes next: too short runs for the processor to look ahead by itself.
+                let next = row + NEXT_ROWS;
+                let (next, step) = if next < rows { (next, first) } else { (next - rows, end) };
+                if along && next < rows && step < steps {
+                    for row in next..(next + 4).min(rows) {
+                        let ahead = at(row, step);
+                        (0..STEPS * F::GROUP * size as usize / 64)
+                            .for_each(|line| expect(ahead.wrapping_add(line * 64)));
+                    }
+                }
                 for step in (first..whole).step_by(4) {
                     F::square(at(row, step), p.row_step, p.width, to.add(step * p.width + row));
                 }

@@ -17,8 +17,9 @@ const ROW_TILES: usize = 6;
 const A_BYTES: usize = ROW_TILES * 64 * chunk_steps(4) * 4;
 const B_BYTES: usize = 512 * chunk_steps(4) * 4;
 const C_BYTES: usize = ROW_TILES * 64 * 512 * 4;
-/// What one thread brings into the memory for an operand that all threads share.
-const SHARED_BYTES: usize = 2 << 20;
+/// What one thread brings into the memory for an operand that all threads share. Little in tests, so that operands of their
+/// sizes come in several windows.
+const SHARED_BYTES: usize = if cfg!(test) { 128 << 10 } else { 2 << 20 };
 /// Bytes that a thread uses alone.
 pub const OWN: usize = A_BYTES + B_BYTES + C_BYTES;
 /// Bytes of scratch for each thread, with room to begin at a cache line.
@@ -34,6 +35,10 @@ const SMALL: usize = 32 << 10;
 const LARGE: usize = 512 << 10;
 /// Bytes from step to step along k up to which rows that lie side by side are as good as packed.
 const CLOSE: isize = 1024;
+/// Columns that a part must have to be worth the packing of its rows.
+const FEW_TO_SHARE: usize = 192;
+/// Least parts for each thread where b is shared and there is work enough.
+const PARTS: usize = 4;
 /// Multiply-adds below which one product is not worth two threads.
 pub const SPLIT_WORK: usize = 1 << 19;
 
@@ -217,20 +222,43 @@ impl<'a> Task<'a> {
         if self.turned { [b * read, a * read, c * written] } else { [a * read, b * read, c * written] }
     }
 
-    /// Bytes of b, all of it packed.
-    pub fn shared_bytes(&self) -> usize {
-        let columns = self.columns.next_multiple_of(self.kernel.columns());
-        columns * self.steps() * self.product.sum_count() * self.kernel.packed
+    /// Chunks of all sums.
+    pub fn all_chunks(&self) -> usize {
+        self.product.sum_count() * self.chunks()
     }
 
-    /// Whether all of b is packed first, by all threads, for the blocks of rows to share.
-    pub fn shares_b(&self, threads: usize) -> bool {
-        let blocks = self.rows.div_ceil(self.row_block());
-        self.pack_b
-            && self.product.batches() == 1
-            && self.work() >= 4 * SPLIT_WORK
-            && (threads > 1 || blocks > 1 && self.columns > self.column_block())
-            && self.shared_bytes() <= SHARED_BYTES * threads
+    /// How many chunks of the sum all threads work on together, with b in place or packed for all of them; none where each
+    /// thread does whole parts of the result with what it packs for itself.
+    pub fn shared_chunks(&self, threads: usize) -> usize {
+        let all = self.all_chunks();
+        let fit = if self.pack_b {
+            let columns = self.columns.next_multiple_of(self.kernel.columns());
+            (SHARED_BYTES * threads / (columns * self.chunk() * self.kernel.packed)).min(all)
+        } else {
+            all
+        };
+        let alone = threads == 1 && (!self.pack_b || self.columns <= self.column_block());
+        // Sums in scratch memory do not wait there for the next chunks.
+        let whole = fit == all || !self.own_c;
+        if self.product.batches() == 1 && self.work() >= 4 * SPLIT_WORK && !alone && whole { fit } else { 0 }
+    }
+
+    /// Parts of the result where b is shared.
+    pub fn parts(&self, threads: usize) -> Parts {
+        let unit = self.kernel.rows();
+        let fit = if self.own_c { self.columns.div_ceil(self.column_block()) } else { 1 };
+        // Few rows are cut along the columns, too.
+        let wanted = if threads == 1 { 1 } else { (PARTS * threads).div_ceil(self.rows.div_ceil(unit)) };
+        let column_parts = wanted.min(self.columns / FEW_TO_SHARE).max(fit);
+        Parts {
+            rows: self.rows,
+            unit,
+            most: ROW_TILES,
+            threads,
+            columns: self.columns,
+            column_parts,
+            width: self.kernel.columns(),
+        }
     }
 
     /// Multiply-adds of one product of the batch.
@@ -271,6 +299,50 @@ impl<'a> Task<'a> {
             }
         }
         grid
+    }
+}
+
+/// Parts of a result, whose rows get fewer towards the end, so that all threads end at about the same time.
+#[derive(Clone, Copy, Debug)]
+pub struct Parts {
+    rows: usize,
+    /// Rows of a tile.
+    unit: usize,
+    /// Tiles of the longest part.
+    most: usize,
+    threads: usize,
+    columns: usize,
+    column_parts: usize,
+    /// Columns of a panel.
+    width: usize,
+}
+
+impl Parts {
+    /// Tiles along the rows of the next part where so many are left.
+    fn next(&self, left: usize) -> usize {
+        if self.threads == 1 { left.min(self.most) } else { left.div_ceil(2 * self.threads).min(self.most) }
+    }
+
+    fn units(&self) -> usize {
+        self.rows.div_ceil(self.unit)
+    }
+
+    pub fn count(&self) -> usize {
+        let (mut left, mut parts) = (self.units(), 0);
+        while left > 0 {
+            left -= self.next(left);
+            parts += 1;
+        }
+        parts * self.column_parts
+    }
+
+    /// Rows and columns of part n.
+    pub fn part(&self, n: usize) -> (Range<usize>, Range<usize>) {
+        let mut left = self.units();
+        (0..n / self.column_parts).for_each(|_| left -= self.next(left));
+        let begin = self.units() - left;
+        let rows = begin * self.unit..((begin + self.next(left)) * self.unit).min(self.rows);
+        (rows, cut(self.columns, self.column_parts, self.width, n % self.column_parts))
     }
 }
 
