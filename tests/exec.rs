@@ -23,7 +23,7 @@ fn tolerance(dtype: DType) -> (f64, f64) {
 
 fn compare(seed: u64, case: &graphs::Case, dtype: DType, fuse: bool) -> Result<(), String> {
     let expected = interp::run(&case.graph, &case.env).expect("evaluates");
-    let program = Arc::new(backend::compile(&case.graph, &Options { fuse }));
+    let program = Arc::new(backend::compile(&case.graph, &Options { fuse, ..Options::default() }));
     let mut first = None;
     for threads in [1, 2, 3] {
         let options = ExecOptions { threads, ..ExecOptions::default() };

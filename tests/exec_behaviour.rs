@@ -207,7 +207,7 @@ fn the_first_value_that_is_not_a_number_is_named() {
     let loss = b.sum(&[d], z);
     b.output(OutputKind::Loss, "loss", loss);
     let graph = b.finish();
-    let program = backend::compile_of(&graph, &Options { fuse: false }, &texts);
+    let program = backend::compile_of(&graph, &Options { fuse: false, ..Options::default() }, &texts);
     let mut exec = prepare(program, ExecOptions { check_finite: true, ..ExecOptions::default() });
     let run = |exec: &mut Executor, x: [f64; 6]| {
         exec.input_mut(0).copy_from_slice(&backend::pack(DType::F32, &x));

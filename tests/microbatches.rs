@@ -27,9 +27,17 @@ fn in_slices(text: &str, slices: usize) -> String {
 
 /// The train step of a golden model, its sample dim, and initial values with a batch of data.
 fn step(model: &str, slices: usize, precision: DType) -> (Graph, DimId, Env) {
+    step_with(model, slices, precision, &[])
+}
+
+fn step_with(model: &str, slices: usize, precision: DType, sets: &[(&str, &str)]) -> (Graph, DimId, Env) {
     let text = std::fs::read_to_string(format!("tests/golden_models/{model}.pta")).unwrap();
     let world = Memory(BTreeMap::from([("model.pta".into(), in_slices(&text, slices))]));
-    let request = Request { path: "model.pta".into(), presets: vec!["tiny".into()], sets: vec![] };
+    let request = Request {
+        path: "model.pta".into(),
+        presets: vec!["tiny".into()],
+        sets: sets.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect(),
+    };
     let checked = check::load(&request, &world);
     let trains = checked.program.main_items(|k| match k {
         ItemKind::Train(t) => Some(t),
@@ -119,10 +127,10 @@ fn a_balance_loss_over_the_batch_is_refused() {
 
 #[test]
 fn activations_of_one_microbatch_are_alive() {
-    let (whole, sample, _) = step("gpt", 1, DType::F32);
+    let (whole, sample, _) = step_with("gpt", 1, DType::F32, &[("batch", "16")]);
     let arena = |g: &Graph| backend::compile(g, &Options::default()).routines[0].arena;
     let (one, four) = (arena(&prune::prune(&whole)), arena(&accumulate(&whole, sample, 4).unwrap()));
-    assert!(four < one, "{four} bytes in four microbatches, {one} in one");
+    assert!(5 * four < 3 * one, "{four} bytes in four microbatches, {one} in one");
 }
 
 /// A golden model with a plan of two microbatches, through the passes of the driver.

@@ -165,7 +165,7 @@ pub fn program(
 
 /// Routines as steps and kernels, without machine code.
 pub fn lowered<'s>(g: &Graphs, routines: &[&str], sources: &'s SourceMap, options: &Options) -> Module<'s> {
-    let lowering = kernel::Options { fuse: !options.unfused };
+    let lowering = kernel::Options { fuse: !options.unfused, ..kernel::Options::default() };
     let mut module = Module::new(sources);
     for (name, graph) in [(TRAIN, &g.train), (EVAL, &g.eval), (INIT, &g.init)] {
         if routines.contains(&name) {

@@ -178,7 +178,7 @@ pub fn has_item(options: &Options, world: &dyn World) -> Outcome<bool> {
 
 /// Adds the routines to a program under construction.
 pub fn lower_into(module: &mut Module, g: &SampleGraphs, options: &Options) {
-    let lowering = kernel::Options { fuse: !options.unfused };
+    let lowering = kernel::Options { fuse: !options.unfused, ..kernel::Options::default() };
     for (name, graph) in &g.routines {
         module.add(name, graph, &lowering);
     }

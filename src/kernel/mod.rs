@@ -41,11 +41,14 @@ use serde::{Deserialize, Serialize};
 pub struct Options {
     /// Put operations together into kernels. Without it every operation's result is in memory, where it can be looked at.
     pub fuse: bool,
+    /// Bytes that must be gained for an operation of the forward pass to be repeated in the backward pass, so that its
+    /// result need not be kept.
+    pub recompute_from: usize,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { fuse: true }
+        Options { fuse: true, recompute_from: 16 << 10 }
     }
 }
 

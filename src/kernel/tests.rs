@@ -75,7 +75,7 @@ fn each_kind_of_operation_lowers_to_what_it_means() {
         for seed in 0..12 {
             let case = graphs::random_case(seed * 1000 + kind as u64, DType::F64, 2, &[kind]);
             for fuse in [false, true] {
-                compare(seed * 1000 + kind as u64, &case, &Options { fuse }, |_| {});
+                compare(seed * 1000 + kind as u64, &case, &Options { fuse, ..Options::default() }, |_| {});
             }
         }
     }
@@ -86,9 +86,35 @@ fn random_graphs_lower_to_what_they_mean() {
     for seed in 0..80 {
         let case = graphs::random_case(seed, DType::F64, 12, &[]);
         for fuse in [false, true] {
-            compare(seed, &case, &Options { fuse }, |_| {});
+            compare(seed, &case, &Options { fuse, ..Options::default() }, |_| {});
         }
     }
+}
+
+/// The same graph, of which the later part is another pass: it has to compute again what the first did not keep for it.
+#[test]
+fn what_is_computed_again_is_the_same() {
+    let always = Options { fuse: true, recompute_from: 0 };
+    let never = Options { fuse: true, recompute_from: 1 << 40 };
+    let mut different = 0;
+    for seed in 0..80 {
+        let mut case = graphs::random_case(seed, DType::F64, 16, &[]);
+        for block in case.graph.blocks.clone() {
+            let late = block.ops.len() * (3 + seed as usize % 5) / 10;
+            for id in &block.ops[late..] {
+                case.graph.ops[id.index()].phase = ir::Phase::Backward;
+            }
+        }
+        compare(seed, &case, &always, |_| {});
+        let shown = |options: &Options| {
+            let texts = SourceMap::default();
+            let mut module = Module::new(&texts);
+            module.add("test", &case.graph, options);
+            print::print(&module)
+        };
+        different += usize::from(shown(&always) != shown(&never));
+    }
+    assert!(different >= 20, "{different} graphs compute anything again");
 }
 
 /// How many kernels a routine calls.

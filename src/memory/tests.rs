@@ -15,7 +15,7 @@ fn planned_routines_overwrite_nothing_that_is_still_read() {
     }
     for seed in 0..40 {
         let loops = graphs::random_case(seed, DType::F64, 6, &[19, 3, 6, 1]);
-        compare(seed, &loops, &Options { fuse: seed % 2 == 0 }, plan);
+        compare(seed, &loops, &Options { fuse: seed % 2 == 0, ..Options::default() }, plan);
     }
 }
 

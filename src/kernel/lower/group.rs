@@ -41,8 +41,9 @@ pub(super) struct Node {
 
 impl Lowerer<'_, '_> {
     pub(super) fn group(&mut self, block: BlockId) {
-        // Who reads a gradient first.
+        // Who reads a gradient first, or what is kept for values that are computed again.
         let mut first_reader: HashMap<ValueId, u32> = HashMap::new();
+        let mut newest = 0;
         for id in self.graph.block(block).ops.clone() {
             let op = self.graph.op(id);
             let Some(&v) = op.results.first() else { continue };
@@ -62,7 +63,15 @@ impl Lowerer<'_, '_> {
             let mut before: Vec<u32> = inputs.iter().filter_map(|s| self.node_of_value(s.value)).collect();
             before.sort_unstable();
             before.dedup();
-            let rank = before.iter().map(|p| self.nodes[*p as usize].rank + 1).max().unwrap_or(0);
+            let mut rank = before.iter().map(|p| self.nodes[*p as usize].rank + 1).max().unwrap_or(0);
+            // What is computed again waits for little, but belongs where it stands.
+            let again = self.again[id.index()];
+            if again {
+                rank = rank.max(newest);
+            } else if op.phase != Phase::Update {
+                newest = rank;
+            }
+            let after_forward = op.phase == Phase::Backward;
             for p in &before {
                 self.nodes[*p as usize].after.push(node);
             }
@@ -71,8 +80,13 @@ impl Lowerer<'_, '_> {
             if open && self.options.fuse {
                 for s in inputs.iter().filter(|s| s.aligned) {
                     let Some(p) = self.node_of_value(s.value) else { continue };
-                    self.try_join(p, self.find(node));
-                    if self.is_large_gradient(s.value) {
+                    let early = again && self.is_forward(s.value);
+                    if !early {
+                        self.try_join(p, self.find(node));
+                    }
+                    let kept =
+                        after_forward && (again || first_reader.contains_key(&s.value)) && self.is_large_kept(s.value);
+                    if kept || self.is_large_gradient(s.value) {
                         let sibling = *first_reader.entry(s.value).or_insert(node);
                         self.try_join(self.find(sibling), self.find(node));
                     }
@@ -90,6 +104,15 @@ impl Lowerer<'_, '_> {
     fn is_large_gradient(&self, v: ValueId) -> bool {
         let large = self.graph.elements(&self.graph.value(v).dims) >= MUCH_MEMORY;
         large && self.graph.def_op(v).is_some_and(|o| matches!(o.op, Op::Dot { .. }) && o.phase == Phase::Backward)
+    }
+
+    /// A value of the forward pass that is read to compute others again: the readers share it, too.
+    fn is_large_kept(&self, v: ValueId) -> bool {
+        self.is_forward(v) && self.graph.elements(&self.graph.value(v).dims) >= MUCH_MEMORY
+    }
+
+    fn is_forward(&self, v: ValueId) -> bool {
+        self.graph.def_op(v).is_some_and(|o| o.phase == Phase::Forward)
     }
 
     /// The node that computes a value; None for what is there before the block runs.

@@ -2,6 +2,7 @@
 
 use super::emit::{Emitter, HERE, fold_loops};
 use super::group::is_reducing;
+use super::values::is_heavy;
 use super::{Lowerer, Status, op_word};
 use crate::ir::*;
 use crate::kernel::simplify::simplify;
@@ -74,8 +75,10 @@ impl Lowerer<'_, '_> {
         }
         let mut order: Vec<_> = passes.into_iter().collect();
         order.sort_by_key(|((level, ..), _)| *level);
-        let body = order.into_iter().map(|(_, pass)| Statement::Pass(pass)).collect();
-        emit.finish(body, label, steps);
+        let mut body: Vec<Pass> = order.into_iter().map(|(_, pass)| pass).collect();
+        store_last(&emit.kernel, &mut body);
+        body.retain(|p| !(p.stores.is_empty() && p.reductions.is_empty() && p.carries.is_empty()));
+        emit.finish(body.into_iter().map(Statement::Pass).collect(), label, steps);
     }
 
     /// The kernel's loops: rows first, each part in the order in which memory is gone through.
@@ -243,6 +246,32 @@ impl Lowerer<'_, '_> {
         };
         let label = self_label(&emit.low.graph, id);
         emit.finish(vec![Statement::Pass(pass)], label, steps);
+    }
+}
+
+/// Has values stored by the last pass over the same loops that goes through the same memory anyway: a result may then take
+/// the place of an operand.
+fn store_last(kernel: &Kernel, body: &mut [Pass]) {
+    for i in 0..body.len() {
+        let last = (i + 1..body.len()).rev().find(|j| body[*j].loops == body[i].loops && !body[i].loops.is_empty());
+        let Some(last) = last.filter(|j| body[*j].carries.is_empty() && body[i].carries.is_empty()) else { continue };
+        let there = kernel.needed(&body[last]);
+        let (late, early) = std::mem::take(&mut body[i].stores).into_iter().partition(|s| {
+            let one = Pass { loops: body[i].loops.clone(), stores: vec![s.clone()], ..Pass::default() };
+            kernel.needed(&one).iter().all(|e| there.contains(e) || is_light(kernel, &kernel.expr(*e).node))
+        });
+        body[i].stores = early;
+        body[last].stores.splice(0..0, Vec::<Store>::from_iter(late));
+    }
+}
+
+/// Whether it costs little to evaluate a node once more: not what is heavy, nor what each row loads for itself.
+fn is_light(kernel: &Kernel, node: &Node) -> bool {
+    match node {
+        Node::Map(op, _) => !is_heavy(*op),
+        Node::Load { at, .. } => at.exprs.is_empty() && at.loops.iter().all(|(l, _)| l.index() >= kernel.rows),
+        Node::Random { .. } | Node::Check { .. } => false,
+        Node::Const(_) | Node::Index(_) | Node::Register(_) => true,
     }
 }
 

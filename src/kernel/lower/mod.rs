@@ -1,14 +1,16 @@
 //! Lowering: a graph becomes the steps of one routine.
 //!
-//! In order: `prepare` cleans the graph; `values` decides for each block which values have a place in memory and which
+//! In order: `prepare` cleans the graph; `recompute` has the backward pass compute again what need not be kept for it;
+//! `values` decides for each block which values have a place in memory and which
 //! are recomputed where they are used; `group` puts operations together into kernels; here the resulting nodes are put
 //! in order and handed to `emit` (kernels), `dot` (matrix products), `library`, `attention` and `repeat` (loops); `finish` writes new
 //! parameters and states into their slots, in place where that is safe, and drops buffers that nothing uses; `strips` puts
-//! products together with the kernel that reads their result.
+//! products together with the kernel that reads their result; `reuse` has results take the place of operands.
 //!
 //! Arena offsets are not assigned here: every [`Place::Arena`] is `usize::MAX` until `memory` has planned the routine.
 
 mod attention;
+mod cut;
 mod dot;
 mod emit;
 mod finish;
@@ -17,7 +19,9 @@ mod kernels;
 mod library;
 mod order;
 mod prepare;
+mod recompute;
 mod repeat;
+mod reuse;
 mod strips;
 mod values;
 
@@ -95,11 +99,17 @@ struct Lowerer<'m, 's> {
     current: BlockId,
     /// Members that another kernel reads, or their own out of place.
     leaving: HashSet<ValueId>,
+    /// Operations that repeat one of the forward pass.
+    again: Vec<bool>,
     cells: IndexMap<Place, BufferId>,
 }
 
 pub(super) fn lower(module: &mut Module<'_>, name: &str, graph: &Graph, options: &Options) -> Routine {
-    let graph = prepare::prepare(graph);
+    let mut graph = prepare::prepare(graph);
+    let again = match options.fuse {
+        true => recompute::recompute(&mut graph, options.recompute_from),
+        false => vec![false; graph.ops.len()],
+    };
     let slots = module.slots(&graph);
     let n = graph.values.len();
     let mut param_orders: HashMap<Vec<DimId>, Vec<DimId>> = HashMap::new();
@@ -128,6 +138,7 @@ pub(super) fn lower(module: &mut Module<'_>, name: &str, graph: &Graph, options:
         nodes: Vec::new(),
         current: ENTRY,
         leaving: HashSet::new(),
+        again,
         cells: IndexMap::new(),
         graph,
     };
@@ -139,6 +150,7 @@ pub(super) fn lower(module: &mut Module<'_>, name: &str, graph: &Graph, options:
     let mut steps = low.block(ENTRY);
     low.outputs(&mut steps);
     low.finish_products(&mut steps);
+    low.reuse_operands(&mut steps);
     low.routine.steps = steps;
     low.drop_unused();
     low.routine
@@ -191,11 +203,10 @@ impl Lowerer<'_, '_> {
                 waiting[i] += 1;
             }
         }
-        // Updates run as soon as they can: then gradients need not be kept.
+        // Updates run as soon as they can: then gradients, and what they are sums of, need not be kept.
         let last = |i: usize| {
-            let ops = &self.nodes[i].ops;
-            let update = ops.iter().all(|op| self.graph.op(*op).phase == Phase::Update);
-            if update { 0 } else { ops.last().map_or(0, |op| self.position[op.index()] + 1) }
+            let not_update = |op: &&OpId| self.graph.op(**op).phase != Phase::Update;
+            self.nodes[i].ops.iter().rev().find(not_update).map_or(0, |op| self.position[op.index()] + 1)
         };
         let mut ready: BinaryHeap<Reverse<(u32, usize)>> = (0..n)
             .filter(|i| waiting[*i] == 0 && !self.nodes[*i].ops.is_empty())

@@ -377,7 +377,8 @@ fn constant_bytes(data: &[f64], dtype: DType) -> Vec<u8> {
     bytes
 }
 
-fn is_heavy(op: MapOp) -> bool {
+/// Elementwise functions that take more than a few instructions.
+pub(super) fn is_heavy(op: MapOp) -> bool {
     use MapOp::*;
     matches!(op, Exp | Expm1 | Log | Log1p | Tanh | Sigmoid | Softplus | Erf | Sin | Cos | Pow)
 }
