@@ -249,6 +249,38 @@ fn heads_are_stored_so_that_the_projection_is_one_product() {
     });
 }
 
+/// A one-hot array comes from nowhere: it is computed in the order of what it is added to.
+#[test]
+fn results_lie_like_the_arrays_that_they_are_made_of() {
+    let mut b = ir::Builder::default();
+    let (rows, n, k) = (b.add_dim("rows", 64, false), b.add_dim("n", 32, false), b.add_dim("k", 8, false));
+    let target = ir::Input { name: "target".into(), dtype: DType::I32, dims: vec![rows], span: None };
+    let target = b.add_input(target);
+    let target = b.input(target);
+    let places = b.iota(n);
+    let hit = b.map(MapOp::Eq, &[places, target]);
+    let (one, zero) = (b.splat_of(1.0, DType::F32, &[]), b.splat_of(0.0, DType::F32, &[]));
+    let picked = b.map(MapOp::Where, &[hit, one, zero]);
+    let x = input(&mut b, "x", &[rows, n]);
+    let e = b.map(MapOp::Exp, &[x]);
+    let y = b.sub(picked, e);
+    let w = input(&mut b, "w", &[n, k]);
+    let out = b.dot(&[n], y, w, DType::F32);
+    b.output(Kind::Value, "out", out);
+    lower_one(&b.finish(), |module, routine| {
+        assert_eq!(launches(routine), 1);
+        let kernel = &module.kernels[0];
+        let Statement::Pass(pass) = &kernel.body[0] else { panic!("{kernel:?}") };
+        let step = pass.stores[0].at.loops.iter().find(|(l, _)| Some(l) == pass.loops.last());
+        assert_eq!(step.map(|s| s.1), Some(1), "{}", print::print(module));
+        let loads = kernel.exprs.iter().filter_map(|e| match &e.node {
+            Node::Load { at, .. } if at.loops.len() > 1 => Some(at),
+            _ => None,
+        });
+        assert_eq!(loads.collect::<Vec<_>>(), [&pass.stores[0].at]);
+    });
+}
+
 #[test]
 fn equal_layers_share_their_kernels() {
     let mut b = ir::Builder::default();

@@ -1,9 +1,10 @@
 //! In which order the dims of a computed value are stored. Order has no meaning, so the one that spares its producer and
 //! its users calls and copies is taken; ties go to the order that the graph has.
 
-use super::Lowerer;
 use super::dot::Plan;
+use super::{Lowerer, Status};
 use crate::ir::*;
+use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 
 /// Values with more dims keep the graph's order: there would be too many others to try.
@@ -54,9 +55,8 @@ impl Lowerer<'_, '_> {
     pub(super) fn natural_order(&self, v: ValueId) -> Vec<DimId> {
         let given = &self.graph.value(v).dims;
         let Some(op) = self.graph.def_op(v) else { return given.clone() };
-        let Some(&x) = op.args.iter().max_by_key(|a| (self.graph.value(**a).dims.len(), std::cmp::Reverse(**a))) else {
-            return given.clone();
-        };
+        let rank = |a: &&ValueId| (self.graph.value(**a).dims.len(), self.comes_from_memory(**a), Reverse(**a));
+        let Some(&x) = op.args.iter().max_by_key(rank) else { return given.clone() };
         let from = &self.orders[x.index()];
         let mut order: Vec<DimId> = match &op.op {
             Op::Reshape { groups } => replace(from, groups.iter().map(|(from, to)| (from.as_slice(), to.clone()))),
@@ -88,6 +88,13 @@ impl Lowerer<'_, '_> {
         let mut all: Vec<DimId> = given.iter().copied().filter(|d| !order.contains(d)).collect();
         all.extend(order);
         all
+    }
+
+    /// Whether a value is an array in memory or is made of one as large, so that its order is more than a habit.
+    fn comes_from_memory(&self, v: ValueId) -> bool {
+        let elements = |v: ValueId| self.graph.elements(&self.graph.value(v).dims);
+        let inline = self.status[v.index()] == Status::Inline;
+        !inline || self.inputs[v.index()].iter().any(|s| elements(s.value) >= elements(v))
     }
 
     /// An order with one more dim: where a merge that follows wants it, or as the major one.
@@ -127,7 +134,7 @@ impl Lowerer<'_, '_> {
     pub(super) fn order_of(&self, v: ValueId) -> Vec<DimId> {
         let mut dims: Vec<(i64, DimId)> =
             self.graph.value(v).dims.iter().map(|d| (self.stride(v, *d).abs(), *d)).collect();
-        dims.sort_by_key(|(stride, _)| std::cmp::Reverse(*stride));
+        dims.sort_by_key(|(stride, _)| Reverse(*stride));
         dims.into_iter().map(|(_, d)| d).collect()
     }
 
