@@ -1,7 +1,7 @@
 //! Products of blocks by the register tiles of matrix products, and the packing of operands for them.
 
 use super::real::{Real, Stored};
-use crate::runtime::device::product::{Kernel, Pack, PackFn, Tile, Unit};
+use crate::runtime::device::product::{Ahead, Kernel, Pack, PackFn, Tile, Unit};
 use std::ops::Range;
 
 /// Elements that rows in scratch memory are filled up to: a multiple of all vectors' lanes.
@@ -98,6 +98,7 @@ impl Blocks {
                         c_columns: m.to_column,
                         last,
                         add: m.add,
+                        ahead: Ahead::none(m.to),
                     });
                 }
                 at += taken;

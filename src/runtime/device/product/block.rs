@@ -7,7 +7,7 @@ use super::finish::Finish;
 use super::kernel::Unit;
 use super::pack::Pack;
 use super::plan::{OWN, Own, SPLIT_WORK, Task, cut};
-use super::tile::{Dots, Tile};
+use super::tile::{Ahead, Dots, TURN, Tile};
 use std::ops::Range;
 
 /// Where operands begin.
@@ -29,6 +29,29 @@ struct Columns {
     step: isize,
     /// From one group of columns to the next.
     panel: isize,
+}
+
+/// Lines of a group of columns that are asked for ahead, at most.
+const LINES: usize = 512;
+
+/// A block of rows that is packed when the present one is done: `count` runs of so many lines, `step` bytes apart.
+struct Coming {
+    from: *const u8,
+    lines: usize,
+    count: usize,
+    step: isize,
+}
+
+impl Coming {
+    /// Where tile `n` of `all` finds two neighbouring lines to ask for in each of its turns, and the step from turn to turn.
+    fn part(&self, n: usize, all: usize, turns: usize) -> Option<(*const u8, isize)> {
+        let pairs = self.lines.div_ceil(2);
+        let wanted = pairs * self.count.div_ceil(turns);
+        let n = n.checked_sub(all.saturating_sub(wanted))?;
+        let (pair, from) = (n % pairs, n / pairs * turns);
+        (from < self.count)
+            .then(|| (self.from.wrapping_offset(from as isize * self.step).wrapping_add(pair * 128), self.step))
+    }
 }
 
 /// Chunks of b that all threads have packed.
@@ -180,6 +203,7 @@ impl Task<'_> {
                 // An empty sum still clears the result.
                 chunks = 0..1;
             }
+            let end = chunks.end;
             for number in chunks {
                 let (a, b, terms) = if empty { (0, 0, 0) } else { self.chunk_at(number) };
                 let (a, b) = (base.a.offset(a + rows.start as isize * self.a_row), base.b.offset(b));
@@ -224,7 +248,18 @@ impl Task<'_> {
                 for first in (0..rows.len()).step_by(self.row_block()) {
                     let count = self.row_block().min(rows.len() - first);
                     let (a, c) = (a.offset(first as isize * self.a_row), c.add(first * sum));
-                    self.rows_by_columns((a, terms), count, b, columns.len(), (c, c_column, add), own);
+                    // Rows behind these, or the same ones in the next chunk.
+                    let next = if first + count < rows.len() {
+                        let count = self.row_block().min(rows.len() - first - count);
+                        Some(self.coming(a.wrapping_offset(count as isize * self.a_row), count, terms))
+                    } else if number + 1 < end {
+                        let (a, _, terms) = self.chunk_at(number + 1);
+                        let at = base.a.wrapping_offset(a + rows.start as isize * self.a_row);
+                        Some(self.coming(at, self.row_block().min(rows.len()), terms))
+                    } else {
+                        None
+                    };
+                    self.rows_by_columns((a, terms), count, b, columns.len(), (c, c_column, add), next, own);
                 }
             }
             if self.own_c {
@@ -245,6 +280,40 @@ impl Task<'_> {
         }
     }
 
+    /// A block of rows of a chunk that is packed later.
+    fn coming(&self, from: *const u8, rows: usize, terms: usize) -> Coming {
+        let runs_along_rows = self.a_row < self.a_k;
+        let ((run, step), (count, far)) = if runs_along_rows {
+            ((rows, self.a_row), (terms, self.a_k))
+        } else {
+            ((terms, self.a_k), (rows, self.a_row))
+        };
+        Coming { from, lines: (run * step.unsigned_abs()).div_ceil(64), count, step: far }
+    }
+
+    /// Offsets of the lines of a group of columns, as many as the tiles of a block may ask for, and how many there are.
+    fn column_lines(&self, b: &Columns, terms: usize) -> ([i32; LINES], usize) {
+        let mut offsets = [0; LINES];
+        let steps = terms.div_ceil(self.kernel.group);
+        let mut lines = 0;
+        let mut put = |offset: isize| {
+            if lines < LINES {
+                offsets[lines] = offset as i32;
+                lines += 1;
+            }
+        };
+        let (columns, step, column) = (self.kernel.columns(), b.step.abs(), b.column.abs());
+        if step <= column {
+            // Along k, each column by itself.
+            let each = (steps as isize * step) / 64 + 1;
+            (0..columns as isize).for_each(|j| (0..each).for_each(|line| put(j * b.column + line * 64)));
+        } else {
+            let (each, per) = if step < 64 { ((steps as isize * step) / 64 + 1, 64) } else { (steps as isize, b.step) };
+            (0..each).for_each(|line| put(line * per));
+        }
+        (offsets, lines)
+    }
+
     /// One block of rows, one chunk of k.
     unsafe fn rows_by_columns(
         &self,
@@ -253,6 +322,7 @@ impl Task<'_> {
         b: Columns,
         columns: usize,
         (c, c_column, add): (*mut u8, isize, bool),
+        next: Option<Coming>,
         own: &Own,
     ) {
         let kernel = &self.kernel;
@@ -275,7 +345,29 @@ impl Task<'_> {
                     to: own.a.add(at * vector * steps),
                 });
             };
-            let tile = |at: usize, taken: usize, j: usize| {
+            let (offsets, lines) = self.column_lines(&b, terms);
+            let turns = (steps / TURN).max(1);
+            let mut tiles = 0;
+            // What the coming tiles want is asked for while the last ones before them compute.
+            let all_tiles = columns.div_ceil(kernel.columns()) * vectors.div_ceil(kernel.tiles.len());
+            let mut ahead =
+                |at: usize, j: usize| {
+                    let tile = tiles;
+                    tiles += 1;
+                    let group = b.at.wrapping_offset((j / kernel.columns()) as isize * b.panel);
+                    // Those of this group of columns come one after the other.
+                    let done = (at / kernel.tiles.len() * turns).min(lines - 1);
+                    let near = Ahead {
+                        near: group.wrapping_offset(b.panel),
+                        offsets: offsets.as_ptr().add(done),
+                        last: lines - 1 - done,
+                        ..Ahead::none(group)
+                    };
+                    next.as_ref()
+                        .and_then(|next| next.part(tile, all_tiles, turns))
+                        .map_or(near, |(far, far_step)| Ahead { far, far_step, ..near })
+                };
+            let mut tile = |at: usize, taken: usize, j: usize| {
                 let n = kernel.columns().min(columns - j);
                 let (a, a_step) = if self.pack_a {
                     (own.a.cast_const().add(at * vector * steps), (taken * vector) as isize)
@@ -294,6 +386,7 @@ impl Task<'_> {
                     c_columns: c_column,
                     last,
                     add,
+                    ahead: ahead(at, j),
                 });
             };
             let mut at = 0;

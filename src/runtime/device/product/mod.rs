@@ -33,7 +33,7 @@ pub(super) use kernel::Kernel;
 pub use kernel::Unit;
 pub(super) use pack::{Pack, PackFn};
 pub use plan::SCRATCH;
-pub(super) use tile::Tile;
+pub(super) use tile::{Ahead, Tile};
 
 use super::pool::{Pool, worker};
 use super::share::Shared;

@@ -21,6 +21,31 @@ pub struct Tile {
     pub last: usize,
     /// Adds to c instead of replacing it.
     pub add: bool,
+    pub ahead: Ahead,
+}
+
+/// Steps along k in one turn of the loop of a tile.
+pub const TURN: usize = 4;
+
+/// What a tile asks for while it computes: one line near the processor and two far from it in each turn, so that they are there
+/// when other tiles want them. Any addresses may be given.
+#[derive(Clone, Copy)]
+pub struct Ahead {
+    /// The lines of one operand of a coming tile: at offsets in bytes from here.
+    pub near: *const u8,
+    pub offsets: *const i32,
+    /// Offsets that there are, but one; the last one is taken again and again.
+    pub last: usize,
+    /// Two neighbouring lines, and how far on the next two are.
+    pub far: *const u8,
+    pub far_step: isize,
+}
+
+impl Ahead {
+    /// Nothing but what is at hand.
+    pub fn none(at: *const u8) -> Ahead {
+        Ahead { near: at, offsets: &0, last: 0, far: at, far_step: 0 }
+    }
 }
 
 /// A tile of some number of vectors and columns.
@@ -62,8 +87,15 @@ pub fn expect(_at: *const u8) {
     }
 }
 
-/// Steps along k in one turn of the loop.
-const UNROLL: usize = 4;
+/// The same, but into the second-level cache alone.
+#[inline(always)]
+fn expect_far(_at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(_at.cast());
+    }
+}
 
 /// One step along k.
 #[inline(always)]
@@ -109,13 +141,18 @@ pub unsafe fn tile<S: Simd, const V: usize, const N: usize>(t: &Tile) {
             }
         }
         let (mut a, mut b) = (t.a, t.b);
-        for _ in 0..t.k / UNROLL {
-            for _ in 0..UNROLL {
+        let mut far = t.ahead.far;
+        for turn in 0..t.k / TURN {
+            expect(t.ahead.near.wrapping_offset(*t.ahead.offsets.add(turn.min(t.ahead.last)) as isize));
+            expect_far(far);
+            expect_far(far.wrapping_add(64));
+            far = far.wrapping_offset(t.ahead.far_step);
+            for _ in 0..TURN {
                 sums = step::<S, V, N>(t, mask, a, b, sums);
                 (a, b) = (a.offset(t.a_step), b.offset(t.b_step));
             }
         }
-        for _ in 0..t.k % UNROLL {
+        for _ in 0..t.k % TURN {
             sums = step::<S, V, N>(t, mask, a, b, sums);
             (a, b) = (a.offset(t.a_step), b.offset(t.b_step));
         }
