@@ -15,9 +15,6 @@ pub struct Scatter {
     pub width: usize,
 }
 
-/// One more element of a sum or an extreme.
-type Combine<T> = fn(<T as Element>::Sum, <T as Element>::Sum) -> <T as Element>::Sum;
-
 /// Elements of a row that are combined at a time, in registers or at least in the nearest cache.
 const STRIP: usize = 128;
 /// Elements of `out` that a thread takes at once.
@@ -44,12 +41,27 @@ pub fn scatter<T: Element>(
     assert_eq!(x.len(), batch * m * width, "elements of x");
     assert_eq!(index.len(), batch * m, "indices");
     assert_eq!(out.len(), batch * targets * width, "elements of the result");
-    let (start, combine): (T::Sum, Combine<T>) = match kind {
-        ReduceKind::Sum => (T::zero(), T::add),
-        ReduceKind::Max => (T::lowest(), T::larger),
-        ReduceKind::Min => (T::highest(), T::smaller),
-        other => return Err(format!("no scatter by {}", other.name())),
-    };
+    // Each kind has code of its own, without a call for each element.
+    match kind {
+        ReduceKind::Sum => combined(pool, shape, x, index, out, scratch, T::zero(), T::add),
+        ReduceKind::Max => combined(pool, shape, x, index, out, scratch, T::lowest(), T::larger),
+        ReduceKind::Min => combined(pool, shape, x, index, out, scratch, T::highest(), T::smaller),
+        other => Err(format!("no scatter by {}", other.name())),
+    }
+}
+
+#[expect(clippy::too_many_arguments, reason = "those of `scatter`, and what its kind stands for")]
+fn combined<T: Element>(
+    pool: &Pool,
+    shape: Scatter,
+    x: &[T],
+    index: &[i32],
+    out: &mut [T],
+    scratch: &mut [u64],
+    start: T::Sum,
+    combine: impl Fn(T::Sum, T::Sum) -> T::Sum + Sync,
+) -> Result<(), String> {
+    let Scatter { batch, m, targets, width, .. } = shape;
     if targets == 0 || width == 0 {
         return Ok(());
     }
