@@ -41,7 +41,7 @@ impl Blocks {
     pub fn new<E: Stored>(unit: Unit) -> Blocks {
         // Pairs of bf16 are of no use here: weights are sums of f32.
         let unit = match unit {
-            Unit::Avx512 { .. } => Unit::Avx512 { bf16: false },
+            Unit::Avx512 { .. } | Unit::Amx => Unit::Avx512 { bf16: false },
             other => other,
         };
         let sum = <E::Sum as Real>::DTYPE;

@@ -316,7 +316,7 @@ impl<E: Stored> Rows<E> {
         const FMA: bool = cfg!(target_arch = "aarch64");
         match unit {
             #[cfg(target_arch = "x86_64")]
-            Unit::Avx512 { .. } => wide::rows(),
+            Unit::Avx512 { .. } | Unit::Amx => wide::rows(),
             #[cfg(target_arch = "x86_64")]
             Unit::Avx2 => narrow::rows(),
             _ => Rows {

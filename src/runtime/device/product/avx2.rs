@@ -122,7 +122,19 @@ pub fn kernel(dtype: DType, wide: bool) -> Kernel {
             _ => pack_256::<Double>,
         };
         let (tiles, same) = (tiles!(tile_256, F64, [1 2 3], [1 2 3 4]), dtype == DType::F64);
-        return Kernel { lanes: 4, tiles, dots: dots_256::<F64>, pack, packed: 8, group: 1, sum: DType::F64, same };
+        return Kernel {
+            lanes: 4,
+            tiles,
+            dots: dots_256::<F64>,
+            pack,
+            packed: 8,
+            group: 1,
+            pad: 1,
+            done: None,
+            pack_apart: None,
+            sum: DType::F64,
+            same,
+        };
     }
     let pack: PackFn = match dtype {
         DType::F16 => pack_256::<Small<true>>,
@@ -130,5 +142,17 @@ pub fn kernel(dtype: DType, wide: bool) -> Kernel {
         _ => pack_256::<Single>,
     };
     let (tiles, same) = (tiles!(tile_256, F32, [1 2 3], [1 2 3 4]), dtype == DType::F32);
-    Kernel { lanes: 8, tiles, dots: dots_256::<F32>, pack, packed: 4, group: 1, sum: DType::F32, same }
+    Kernel {
+        lanes: 8,
+        tiles,
+        dots: dots_256::<F32>,
+        pack,
+        packed: 4,
+        group: 1,
+        pad: 1,
+        done: None,
+        pack_apart: None,
+        sum: DType::F32,
+        same,
+    }
 }

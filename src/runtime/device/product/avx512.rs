@@ -4,7 +4,7 @@
 //! for zero and rounds in its own order, so its results differ from those of other units in the last bits.
 
 use super::kernel::Kernel;
-use super::pack::{Brain, Double, Form, Pack, PackFn, Pairs, Single, Small, Wide, pack};
+use super::pack::{Blocks, Brain, Double, Form, Pack, PackFn, Pairs, Single, Small, Wide, pack};
 use super::tile::{Dots, Simd, Tile, dots, tile, tiles};
 use crate::types::DType;
 use half::{bf16, f16};
@@ -149,7 +149,19 @@ pub fn kernel(dtype: DType, wide: bool, pairs: bool) -> Kernel {
             _ => pack_512::<Double>,
         };
         let (tiles, same) = (tiles!(tile_512, F64, [1 2 3 4], [1 2 3 4 5 6]), dtype == DType::F64);
-        return Kernel { lanes: 8, tiles, dots: dots_512::<F64>, pack, packed: 8, group: 1, sum: DType::F64, same };
+        return Kernel {
+            lanes: 8,
+            tiles,
+            dots: dots_512::<F64>,
+            pack,
+            packed: 8,
+            group: 1,
+            pad: 1,
+            done: None,
+            pack_apart: None,
+            sum: DType::F64,
+            same,
+        };
     }
     let kernel = Kernel {
         lanes: 16,
@@ -159,6 +171,9 @@ pub fn kernel(dtype: DType, wide: bool, pairs: bool) -> Kernel {
         pack: pack_512::<Single>,
         packed: 4,
         group: 1,
+        pad: 1,
+        done: None,
+        pack_apart: None,
         sum: DType::F32,
         same: false,
     };
@@ -173,4 +188,9 @@ pub fn kernel(dtype: DType, wide: bool, pairs: bool) -> Kernel {
         DType::F16 => Kernel { pack: pack_512::<Small<true>>, ..kernel },
         _ => Kernel { same: true, ..kernel },
     }
+}
+
+/// Products of bf16 by the matrix unit, which must be available.
+pub fn matrix_kernel() -> Kernel {
+    super::amx::kernel(kernel(DType::BF16, false, false), pack_512::<Blocks>)
 }

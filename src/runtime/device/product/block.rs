@@ -21,10 +21,11 @@ pub struct Base {
 // SAFETY: only addresses; tasks write disjoint parts of c.
 unsafe impl Sync for Base {}
 
-/// A panel of packed columns of b, or columns in place. Steps are in bytes.
+/// Panels of packed columns of b, or columns in place. Steps are in bytes.
 #[derive(Clone, Copy)]
 struct Columns {
     at: *const u8,
+    count: usize,
     column: isize,
     step: isize,
     /// From one group of columns to the next.
@@ -156,7 +157,7 @@ impl Task<'_> {
         let columns = self.columns.next_multiple_of(self.kernel.columns());
         let before = (number - panels.first) * self.chunk() * columns;
         // SAFETY: as promised by the callers.
-        unsafe { panels.at.get().add((before + column * terms.div_ceil(self.kernel.group)) * self.kernel.packed) }
+        unsafe { panels.at.get().add((before + column * self.kernel.steps(terms)) * self.kernel.packed) }
     }
 
     unsafe fn pack_columns(&self, b: *const u8, terms: usize, columns: Range<usize>, to: *mut u8) {
@@ -171,7 +172,7 @@ impl Task<'_> {
             to,
         };
         // SAFETY: as above; the callers have room for whole panels of these columns.
-        unsafe { (self.kernel.pack)(&pack) }
+        unsafe { (self.kernel.pack_apart.unwrap_or(self.kernel.pack))(&pack) }
     }
 
     /// Some chunks of the sum for some rows and columns. Columns begin at a whole panel.
@@ -207,12 +208,14 @@ impl Task<'_> {
             for number in chunks {
                 let (a, b, terms) = if empty { (0, 0, 0) } else { self.chunk_at(number) };
                 let (a, b) = (base.a.offset(a + rows.start as isize * self.a_row), base.b.offset(b));
-                let steps = terms.div_ceil(kernel.group);
+                let steps = kernel.steps(terms);
                 let panel = (kernel.columns() * steps * kernel.packed) as isize;
+                let (beside, along) = if kernel.pack_apart.is_some() { (steps, 1) } else { (1, kernel.columns()) };
                 let packed = Columns {
                     at: own.b,
-                    column: kernel.packed as isize,
-                    step: (kernel.columns() * kernel.packed) as isize,
+                    count: columns.len(),
+                    column: (beside * kernel.packed) as isize,
+                    step: (along * kernel.packed) as isize,
                     panel,
                 };
                 let b = if let Some(panels) = shared {
@@ -223,6 +226,7 @@ impl Task<'_> {
                 } else {
                     Columns {
                         at: b.offset(columns.start as isize * self.b_column),
+                        count: columns.len(),
                         column: self.b_column,
                         step: self.b_k * kernel.group as isize,
                         panel: self.b_column * kernel.columns() as isize,
@@ -259,8 +263,11 @@ impl Task<'_> {
                     } else {
                         None
                     };
-                    self.rows_by_columns((a, terms), count, b, columns.len(), (c, c_column, add), next, own);
+                    self.rows_by_columns((a, count, terms), b, (c, c_column, add), next, own);
                 }
+            }
+            if let Some(done) = kernel.done {
+                done();
             }
             if self.own_c {
                 let finish = Finish {
@@ -294,7 +301,7 @@ impl Task<'_> {
     /// Offsets of the lines of a group of columns, as many as the tiles of a block may ask for, and how many there are.
     fn column_lines(&self, b: &Columns, terms: usize) -> ([i32; LINES], usize) {
         let mut offsets = [0; LINES];
-        let steps = terms.div_ceil(self.kernel.group);
+        let steps = self.kernel.steps(terms);
         let mut lines = 0;
         let mut put = |offset: isize| {
             if lines < LINES {
@@ -317,16 +324,15 @@ impl Task<'_> {
     /// One block of rows, one chunk of k.
     unsafe fn rows_by_columns(
         &self,
-        (a, terms): (*const u8, usize),
-        rows: usize,
+        (a, rows, terms): (*const u8, usize, usize),
         b: Columns,
-        columns: usize,
         (c, c_column, add): (*mut u8, isize, bool),
         next: Option<Coming>,
         own: &Own,
     ) {
+        let columns = b.count;
         let kernel = &self.kernel;
-        let steps = terms.div_ceil(kernel.group);
+        let steps = kernel.steps(terms);
         let vectors = rows.div_ceil(kernel.lanes);
         let vector = kernel.lanes * kernel.packed;
         let row_bytes = self.a_row * kernel.lanes as isize;

@@ -7,6 +7,8 @@ use crate::types::DType;
 /// A set of instructions that products are computed with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unit {
+    /// As `Avx512`, with bf16 by the matrix unit.
+    Amx,
     /// 512-bit vectors, with products of bf16 pairs where `bf16`.
     Avx512 {
         bf16: bool,
@@ -28,8 +30,14 @@ pub struct Kernel {
     pub pack: PackFn,
     /// Bytes of a packed element.
     pub packed: usize,
+    /// How columns of b are packed that lie one after the other, each along k, instead of side by side.
+    pub pack_apart: Option<PackFn>,
     /// Terms in one packed element.
     pub group: usize,
+    /// Packed elements along k come in multiples of this.
+    pub pad: usize,
+    /// Called by each thread behind its last tile of a part.
+    pub done: Option<fn()>,
     /// F32 or F64.
     pub sum: DType,
     /// Whether operands are made of packed elements already.
@@ -40,6 +48,11 @@ impl Kernel {
     /// Rows of a full tile.
     pub fn rows(&self) -> usize {
         self.lanes * self.tiles.len()
+    }
+
+    /// Packed elements of so many terms.
+    pub fn steps(&self, terms: usize) -> usize {
+        terms.div_ceil(self.group).next_multiple_of(self.pad)
     }
 
     /// Columns of a full tile.
@@ -60,6 +73,12 @@ impl Unit {
         let best = Unit::best();
         let mut all = vec![best];
         match best {
+            Unit::Amx => {
+                all.extend(
+                    [false, true].into_iter().filter(|&bf16| !bf16 || has_pairs()).map(|bf16| Unit::Avx512 { bf16 }),
+                );
+                all.extend([Unit::Avx2, Unit::Plain]);
+            }
             Unit::Avx512 { bf16 } => {
                 if has_pairs() {
                     all.push(Unit::Avx512 { bf16: !bf16 });
@@ -78,6 +97,8 @@ impl Unit {
         use std::is_x86_feature_detected as has;
         if !(has!("avx2") && has!("fma") && has!("f16c")) {
             Unit::Plain
+        } else if has!("avx512f") && super::amx::available() {
+            Unit::Amx
         } else if has!("avx512f") {
             Unit::Avx512 { bf16: has_pairs() && pairs_are_fast() }
         } else {
@@ -101,6 +122,10 @@ impl Unit {
         match self {
             #[cfg(target_arch = "x86_64")]
             Unit::Avx512 { bf16 } => super::avx512::kernel(dtype, wide, bf16),
+            #[cfg(target_arch = "x86_64")]
+            Unit::Amx if dtype == DType::BF16 && !wide => super::avx512::matrix_kernel(),
+            #[cfg(target_arch = "x86_64")]
+            Unit::Amx => super::avx512::kernel(dtype, wide, false),
             #[cfg(target_arch = "x86_64")]
             Unit::Avx2 => super::avx2::kernel(dtype, wide),
             #[cfg(target_arch = "aarch64")]

@@ -13,6 +13,8 @@
 //! `kernel.rs` and the units that it chooses from, `finish.rs`, `integers.rs`.
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;

@@ -88,8 +88,32 @@ pub fn kernel(dtype: DType, wide: bool) -> Kernel {
     let pack = packing(dtype, wide);
     if wide {
         let (tiles, same) = (tiles!(tile_128, F64, [1 2 3], [1 2 3 4 5 6 7 8]), dtype == DType::F64);
-        return Kernel { lanes: 2, tiles, dots: dots_128::<F64>, pack, packed: 8, group: 1, sum: DType::F64, same };
+        return Kernel {
+            lanes: 2,
+            tiles,
+            dots: dots_128::<F64>,
+            pack,
+            packed: 8,
+            group: 1,
+            pad: 1,
+            done: None,
+            pack_apart: None,
+            sum: DType::F64,
+            same,
+        };
     }
     let (tiles, same) = (tiles!(tile_128, F32, [1 2 3], [1 2 3 4 5 6 7 8]), dtype == DType::F32);
-    Kernel { lanes: 4, tiles, dots: dots_128::<F32>, pack, packed: 4, group: 1, sum: DType::F32, same }
+    Kernel {
+        lanes: 4,
+        tiles,
+        dots: dots_128::<F32>,
+        pack,
+        packed: 4,
+        group: 1,
+        pad: 1,
+        done: None,
+        pack_apart: None,
+        sum: DType::F32,
+        same,
+    }
 }

@@ -38,6 +38,8 @@ pub trait Form {
     type Unit: Copy;
     /// Terms in one packed element.
     const GROUP: usize;
+    /// Packed elements along k come in multiples of this, the last ones zero.
+    const PAD: usize = 1;
     /// Of `terms` terms from here on, at most a group.
     unsafe fn one(from: *const u8, term_step: isize, terms: usize) -> Self::Unit;
     /// The same for `W` neighbouring rows.
@@ -71,11 +73,17 @@ pub trait Form {
 /// All rows and terms of the source must be valid, and the target must hold all panels, the last one whole.
 #[inline(always)]
 pub unsafe fn pack<F: Form>(p: &Pack) {
-    let steps = p.terms.div_ceil(F::GROUP);
+    let filled = p.terms.div_ceil(F::GROUP);
+    let steps = filled.next_multiple_of(F::PAD);
     let size = size_of::<F::Source>() as isize;
     let to: *mut F::Unit = p.to.cast();
     // SAFETY: as promised by the caller; every pointer below stays within the rows, terms and panels named.
     unsafe {
+        if steps > filled {
+            for first in (0..p.rows).step_by(p.width) {
+                to.add(first * steps + filled * p.width).write_bytes(0, (steps - filled) * p.width);
+            }
+        }
         if p.row_step == size {
             match p.width {
                 6 => along_rows::<F, 6>(p, steps, to),
@@ -88,7 +96,7 @@ pub unsafe fn pack<F: Form>(p: &Pack) {
             for first in (0..p.rows).step_by(p.width) {
                 let rows = p.width.min(p.rows - first);
                 let from = p.from.offset(first as isize * p.row_step);
-                across_rows::<F>(p, from, rows, steps, to.add(first * steps));
+                across_rows::<F>(p, from, rows, filled, to.add(first * steps));
             }
         }
     }
@@ -103,7 +111,7 @@ unsafe fn along_rows<F: Form, const W: usize>(p: &Pack, steps: usize, to: *mut F
     unsafe {
         for first in (0..p.rows).step_by(group) {
             let end = p.rows.min(first + group);
-            for step in 0..steps {
+            for step in 0..p.terms.div_ceil(F::GROUP) {
                 let terms = F::GROUP.min(p.terms - step * F::GROUP);
                 let from = p.from.offset((step * F::GROUP) as isize * p.term_step);
                 // The next steps are far away, often in other pages, where no processor looks ahead by itself.
@@ -323,6 +331,70 @@ impl Form for Pairs {
         use std::arch::x86_64::_mm_loadu_ps;
         // SAFETY: as promised by the caller. Only moved, so that it does not matter what the bits mean.
         unsafe { turn_four([0, 1, 2, 3].map(|i| _mm_loadu_ps(from.offset(i * row_step).cast())), width, to.cast()) }
+    }
+}
+
+/// Pairs in panels of whole registers of the matrix unit.
+#[cfg(target_arch = "x86_64")]
+pub struct Blocks;
+
+#[cfg(target_arch = "x86_64")]
+impl Form for Blocks {
+    type Source = bf16;
+    type Unit = u32;
+    const GROUP: usize = 2;
+    const PAD: usize = 16;
+    #[inline(always)]
+    unsafe fn one(from: *const u8, term_step: isize, terms: usize) -> u32 {
+        // SAFETY: as promised by the caller.
+        unsafe { Pairs::one(from, term_step, terms) }
+    }
+    #[inline(always)]
+    unsafe fn square(from: *const u8, row_step: isize, width: usize, to: *mut u32) {
+        // SAFETY: as promised by the caller.
+        unsafe { Pairs::square(from, row_step, width, to) }
+    }
+}
+
+/// Rows that are read together where they run side by side, so that the lines of all are read whole.
+#[cfg(target_arch = "x86_64")]
+const SIDE_BY_SIDE: usize = 32;
+
+/// Packs rows one after the other, each along k.
+///
+/// # Safety
+/// As for [`pack`]; the target holds every row by itself.
+#[cfg(target_arch = "x86_64")]
+pub unsafe fn pack_apart<F: Form>(p: &Pack) {
+    let (whole, filled) = (p.terms / F::GROUP, p.terms.div_ceil(F::GROUP));
+    let steps = filled.next_multiple_of(F::PAD);
+    let to: *mut F::Unit = p.to.cast();
+    // SAFETY: as promised by the caller.
+    unsafe {
+        if p.term_step == size_of::<F::Source>() as isize && size_of::<F::Unit>() == F::GROUP * size_of::<F::Source>() {
+            for row in 0..p.rows {
+                let from = p.from.offset(row as isize * p.row_step);
+                from.copy_to_nonoverlapping(to.add(row * steps).cast(), whole * size_of::<F::Unit>());
+            }
+        } else {
+            for first in (0..p.rows).step_by(SIDE_BY_SIDE) {
+                for step in 0..whole {
+                    let from = p.from.offset((step * F::GROUP) as isize * p.term_step);
+                    for row in first..p.rows.min(first + SIDE_BY_SIDE) {
+                        *to.add(row * steps + step) =
+                            F::one(from.offset(row as isize * p.row_step), p.term_step, F::GROUP);
+                    }
+                }
+            }
+        }
+        for row in 0..p.rows {
+            let to = to.add(row * steps);
+            if whole < filled {
+                let from = p.from.offset(row as isize * p.row_step).offset((whole * F::GROUP) as isize * p.term_step);
+                *to.add(whole) = F::one(from, p.term_step, p.terms - whole * F::GROUP);
+            }
+            to.add(filled).write_bytes(0, steps - filled);
+        }
     }
 }
 

@@ -113,10 +113,25 @@ pub fn kernel(dtype: DType, wide: bool) -> Kernel {
             pack,
             packed: 8,
             group: 1,
+            pad: 1,
+            done: None,
+            pack_apart: None,
             sum: DType::F64,
             same,
         };
     }
     let (tiles, same) = (tiles!(tile_plain, F32, [1 2 3], [1 2 3 4]), dtype == DType::F32);
-    Kernel { lanes: LANES, tiles, dots: dots_plain::<F32>, pack, packed: 4, group: 1, sum: DType::F32, same }
+    Kernel {
+        lanes: LANES,
+        tiles,
+        dots: dots_plain::<F32>,
+        pack,
+        packed: 4,
+        group: 1,
+        pad: 1,
+        done: None,
+        pack_apart: None,
+        sum: DType::F32,
+        same,
+    }
 }

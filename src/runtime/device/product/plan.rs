@@ -10,6 +10,9 @@ const fn chunk_steps(packed: usize) -> usize {
     if packed == 4 { 384 } else { 256 }
 }
 
+/// The same where a group has so many columns that it takes half of that cache.
+const CHUNK_OF_MANY: usize = 192;
+
 /// Tiles in a block of rows: with a chunk of k, what the second-level cache holds beside what passes through.
 const ROW_TILES: usize = 6;
 
@@ -134,7 +137,8 @@ impl<'a> Task<'a> {
             self.pack_a = self.columns > FEW_COLUMNS && self.rows * self.k * packed > SMALL && !near;
         }
         // Pairs along k are there where k runs through neighbours.
-        let usable = same || (group == 2 && self.k.is_multiple_of(2) && self.b_k * 2 == packed as isize);
+        let whole = self.k.is_multiple_of(group * self.kernel.pad);
+        let usable = same || (group == 2 && whole && self.b_k * 2 == packed as isize);
         if usable {
             // Along k each column is a stream of its own, unless they all fall on the same lines of the cache.
             let streams = self.b_k == (packed / group) as isize && self.b_column % 4096 != 0;
@@ -179,22 +183,28 @@ impl<'a> Task<'a> {
         };
         tiles
             + if self.pack_a { pack(true, self.rows, self.a_row, self.a_k) } else { 0.0 }
-            + pack(self.pack_b, self.columns, self.b_column, self.b_k)
+            + if self.pack_b && self.kernel.pack_apart.is_some() {
+                let each = if self.b_k == element { 0.1 } else { 1.5 };
+                (self.columns * self.k) as f64 * each
+            } else {
+                pack(self.pack_b, self.columns, self.b_column, self.b_k)
+            }
             + finish * self.rows as f64 * self.columns as f64
     }
 
     /// Packed elements along k.
     pub fn steps(&self) -> usize {
-        self.k.div_ceil(self.kernel.group)
+        self.kernel.steps(self.k)
     }
 
     /// Packed elements along k in each chunk but the last: even shares, by k alone.
     pub fn chunk(&self) -> usize {
-        let (steps, most) = (self.steps().max(1), chunk_steps(self.kernel.packed));
+        let most = if self.kernel.columns() < 16 { chunk_steps(self.kernel.packed) } else { CHUNK_OF_MANY };
+        let steps = self.steps().max(1);
         if self.dots {
             return steps;
         }
-        steps.div_ceil(steps.div_ceil(most)).next_multiple_of(8)
+        steps.div_ceil(steps.div_ceil(most)).next_multiple_of(self.kernel.pad.max(8))
     }
 
     /// Chunks of one k.

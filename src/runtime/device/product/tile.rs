@@ -89,7 +89,7 @@ pub fn expect(_at: *const u8) {
 
 /// The same, but into the second-level cache alone.
 #[inline(always)]
-fn expect_far(_at: *const u8) {
+pub fn expect_far(_at: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: as above.
     unsafe {
