@@ -16,8 +16,8 @@ use crate::program::{self, Program};
 use crate::source::{SourceMap, World};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::cell::RefCell;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 /// A compiled item with what running it needs to know.
@@ -137,7 +137,7 @@ fn kept<R: Serialize + DeserializeOwned>(
 ) -> Outcome<Compilation<R>> {
     // Whoever wants to see what passes leave wants them to run.
     let Some(cache) = options.cache.as_ref().filter(|_| options.dump.is_none()) else { return make(world) };
-    let world = Once { world, reads: RefCell::default() };
+    let world = Once { world, reads: Mutex::default() };
     let start = Instant::now();
     let Some(key) = key(options, what, &world) else { return make(&world) };
     if let Some(mut found) = found(cache, &key, &world) {
@@ -147,7 +147,7 @@ fn kept<R: Serialize + DeserializeOwned>(
     let mut made = make(&world)?;
     let start = Instant::now();
     let entry = Entry {
-        reads: world.reads.into_inner(),
+        reads: world.reads.into_inner().unwrap_or_else(PoisonError::into_inner),
         texts: made.findings.sources.files().map(|(_, f)| (f.name.clone(), f.text.clone())).collect(),
         found: made.findings.sink.sorted(),
         recipe: made.recipe,
@@ -205,16 +205,17 @@ fn found<R: DeserializeOwned>(cache: &Cache, key: &[u8], world: &dyn World) -> O
 /// Reads every file once, so that all passes see one text, and notes what was read.
 struct Once<'w> {
     world: &'w dyn World,
-    reads: RefCell<Reads>,
+    reads: Mutex<Reads>,
 }
 
 impl World for Once<'_> {
     fn read(&self, path: &Path) -> Result<Vec<u8>, String> {
-        if let Some((_, known)) = self.reads.borrow().iter().find(|(p, _)| p == path) {
+        let mut reads = self.reads.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, known)) = reads.iter().find(|(p, _)| p == path) {
             return known.clone();
         }
         let read = self.world.read(path);
-        self.reads.borrow_mut().push((path.to_path_buf(), read.clone()));
+        reads.push((path.to_path_buf(), read.clone()));
         read
     }
 }

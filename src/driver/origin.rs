@@ -5,9 +5,10 @@ use super::check::Checked;
 use super::recipe::Recipe;
 use crate::diag::Diagnostic;
 use crate::elaborate::Elab;
-use crate::ir::{Graph, print};
+use crate::ir::Graph;
+use crate::ir::digest::digest;
 use crate::runtime::RuntimeError;
-use crate::runtime::checkpoint::{Checkpoint, text_fingerprint};
+use crate::runtime::checkpoint::{Checkpoint, bytes_fingerprint, text_fingerprint};
 use crate::syntax::ast::{Train, TrainKind};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -107,8 +108,8 @@ impl Origin {
             author: Author::of(c, path),
             settings,
             values,
-            step: text_fingerprint(&print::print(&walk.b.graph)),
-            begin: text_fingerprint(&print::print(init)),
+            step: bytes_fingerprint(&digest(&walk.b.graph)),
+            begin: bytes_fingerprint(&digest(init)),
             version: env!("CARGO_PKG_VERSION").to_string(),
         }
     }

@@ -23,7 +23,9 @@ use crate::runtime::checkpoint::TensorInfo;
 use crate::source::{SourceMap, World};
 use crate::stage;
 use crate::syntax::ast::{ItemKind, Train};
+use std::panic::resume_unwind;
 use std::path::Path;
+use std::thread::Builder;
 use std::time::Duration;
 
 /// A checked train item as graphs: the whole train step, the step of evaluation, and the computation of initial values.
@@ -44,14 +46,27 @@ pub const INIT: &str = "init";
 
 /// Everything up to graphs, for a run whose results are to be kept: none if `check` refuses a model, train or sample item,
 /// though the run itself may not read it.
+///
+/// The two walk the program each for itself, on two threads; what `check` finds comes first.
 pub fn checked_graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
-    let mut p = Passes::new(options);
-    sound(p.run("check", || check::check_for_run(&options.request, world)))?;
-    let mut g = graphs(options, world)?;
-    p.timings.append(&mut g.timings);
-    g.timings = p.timings;
-    Ok(g)
+    let check = || sound(check::check_for_run(&options.request, world)).map(|_| ());
+    std::thread::scope(|scope| {
+        let beside = Builder::new().name("check".into()).stack_size(STACK).spawn_scoped(scope, check);
+        let g = graphs(options, world);
+        let mut p = Passes::new(options);
+        p.run("rest of check", || match beside {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            // Where the system gives no thread.
+            Err(_) => check(),
+        })?;
+        let mut g = g?;
+        g.timings.append(&mut p.timings);
+        Ok(g)
+    })
 }
+
+/// Of the thread that checks: as much as the first thread of a process has at most, in builds that need most.
+const STACK: usize = 64 << 20;
 
 /// Everything up to graphs.
 pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
@@ -149,7 +164,15 @@ pub fn program(
 ) -> Outcome<Program> {
     let mut p = Passes::new(options);
     let sources = g.findings.sources.clone();
-    let mut module = p.run("lower", || lowered(g, routines, &sources, options));
+    let mut module = Module::new(&sources);
+    // What is lowered is not needed any more.
+    p.run("lower", || {
+        for (name, graph) in [(TRAIN, &mut g.train), (EVAL, &mut g.eval), (INIT, &mut g.init)] {
+            if routines.contains(&name) {
+                module.add_pruned(name, std::mem::take(graph), &lowering(options));
+            }
+        }
+    });
     if let Some(s) = sample {
         p.run("lower sampling", || sample::lower_into(&mut module, s, options));
     }
@@ -165,14 +188,17 @@ pub fn program(
 
 /// Routines as steps and kernels, without machine code.
 pub fn lowered<'s>(g: &Graphs, routines: &[&str], sources: &'s SourceMap, options: &Options) -> Module<'s> {
-    let lowering = kernel::Options { fuse: !options.unfused, ..kernel::Options::default() };
     let mut module = Module::new(sources);
     for (name, graph) in [(TRAIN, &g.train), (EVAL, &g.eval), (INIT, &g.init)] {
         if routines.contains(&name) {
-            module.add(name, graph, &lowering);
+            module.add_pruned(name, graph.clone(), &lowering(options));
         }
     }
     module
+}
+
+fn lowering(options: &Options) -> kernel::Options {
+    kernel::Options { fuse: !options.unfused, ..kernel::Options::default() }
 }
 
 /// The processor that this runs on.

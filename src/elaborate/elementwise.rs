@@ -33,12 +33,15 @@ impl Elab<'_> {
     fn join(&self, op: Span, sum: bool, args: &[Ev]) -> Tree {
         let mut all = Tree::default();
         for (i, a) in args.iter().enumerate() {
-            let before = all.union();
-            let t = self.tree_of(a);
-            let mine = t.union();
-            all.merge(t);
+            let (leaves, iotas) = (all.leaves.len(), all.iotas.len());
+            all.merge(self.tree_of(a));
             if i > 0 && all.conflict.is_none() && !all.covered() {
-                all.conflict = Some(Conflict { op, sum, left: (args[i - 1].span, before), right: (a.span, mine) });
+                all.leaves.truncate(leaves);
+                all.iotas.truncate(iotas);
+                let (before, mine) = (all.union(), self.tree_of(a));
+                let right = (a.span, mine.union());
+                all.merge(mine);
+                all.conflict = Some(Conflict { op, sum, left: (args[i - 1].span, before), right });
             }
         }
         all

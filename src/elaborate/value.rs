@@ -56,7 +56,7 @@ impl Val {
 /// The leaves of a maximal tree of elementwise operations, for the widest-operand rule.
 #[derive(Clone, Debug, Default)]
 pub struct Tree {
-    /// Dims of each leaf that is no `iota`.
+    /// Dims of each leaf that is no `iota`, equal ones once.
     pub leaves: Vec<Vec<DimId>>,
     /// Dims of the tree's `iota`s: they count towards any leaf.
     pub iotas: Vec<DimId>,
@@ -101,7 +101,11 @@ impl Tree {
     }
 
     pub fn merge(&mut self, other: Tree) {
-        self.leaves.extend(other.leaves);
+        for leaf in other.leaves {
+            if !self.leaves.contains(&leaf) {
+                self.leaves.push(leaf);
+            }
+        }
         self.iotas.extend(other.iotas);
         if self.conflict.is_none() {
             self.conflict = other.conflict;

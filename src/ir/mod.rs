@@ -3,7 +3,7 @@
 //! In: what `elaborate` emits through [`Builder`]. Out: a [`Graph`] that `autodiff` extends, `interp` evaluates and
 //! `kernel` lowers. Reading order: this file (types), `builder.rs` (the only way to add operations; derives result
 //! types), `verify.rs` and `rules.rs` (the invariants; what each operation demands), `print.rs`, `lex.rs` and `parse.rs` (text
-//! form, round trip), `prune.rs` (dead code and common subexpressions).
+//! form, round trip), `digest.rs` (bytes for fingerprints), `prune.rs` (dead code and common subexpressions).
 //!
 //! Invariants (checked by `verify`):
 //! - operations of a block stand in an order in which every operand is defined before its use;
@@ -14,6 +14,7 @@
 //! - a block uses only its own values: what a loop body needs from outside is an explicit capture.
 
 pub mod builder;
+pub mod digest;
 mod dims;
 mod lex;
 pub mod parse;

@@ -12,6 +12,7 @@
 use super::*;
 use crate::types::DType;
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 
 /// The graph that computes the outputs alone.
 pub fn prune(graph: &Graph) -> Graph {
@@ -31,7 +32,9 @@ pub fn prune_keeping(graph: &Graph, keep: &[ValueId]) -> (Graph, Vec<ValueId>) {
         states: graph.states.clone(),
         inputs: graph.inputs.clone(),
         scopes: graph.scopes.clone(),
-        blocks: vec![Block::default()],
+        blocks: vec![Block { ops: Vec::with_capacity(graph.block(ENTRY).ops.len()), ..Block::default() }],
+        ops: Vec::with_capacity(graph.ops.len()),
+        values: Vec::with_capacity(graph.values.len()),
         ..Graph::default()
     };
     let mut copy = Copy {
@@ -39,7 +42,8 @@ pub fn prune_keeping(graph: &Graph, keep: &[ValueId]) -> (Graph, Vec<ValueId>) {
         live: live.values,
         b: Builder::new(tables),
         map: vec![None; graph.values.len()],
-        known: vec![HashMap::new()],
+        known: vec![HashMap::default()],
+        keys: Default::default(),
     };
     copy.block(ENTRY);
     let kept = keep.iter().map(|v| copy.get(*v)).collect();
@@ -107,8 +111,56 @@ struct Copy<'a> {
     live: Vec<bool>,
     b: Builder,
     map: Vec<Option<ValueId>>,
-    /// Per open block: operation and operands, as bytes, to their results.
-    known: Vec<HashMap<Vec<u8>, Vec<ValueId>>>,
+    /// Per open block: what was copied, by a number that equal operations share.
+    known: Vec<HashMap<u64, OpId, Plain>>,
+    /// Two operations as bytes, to compare them.
+    keys: [Vec<u8>; 2],
+}
+
+/// Takes a number that is spread already as it is.
+#[derive(Default)]
+struct Spread(u64);
+
+type Plain = BuildHasherDefault<Spread>;
+
+impl Hasher for Spread {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("keys are numbers");
+    }
+
+    fn write_u64(&mut self, n: u64) {
+        self.0 = n;
+    }
+}
+
+/// What makes two operations one, as bytes.
+fn key(g: &Graph, op: &Operation, args: &[ValueId], to: &mut Vec<u8>) {
+    let pass = if args.is_empty() { None } else { Some(op.phase) };
+    let mut bytes = std::mem::take(to);
+    bytes.clear();
+    bytes = postcard::to_extend(&(&op.op, args, pass), bytes).expect("operations serialise");
+    for r in &op.results {
+        let Value { dtype, dims, .. } = g.value(*r);
+        bytes = postcard::to_extend(&(dtype, dims), bytes).expect("types serialise");
+    }
+    *to = bytes;
+}
+
+/// A number for bytes, eight at a time.
+fn number(bytes: &[u8]) -> u64 {
+    const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mix = |h: u64, word: u64| (h ^ word).wrapping_mul(ODD).rotate_left(29);
+    let mut words = bytes.chunks_exact(8);
+    let mut hash =
+        (&mut words).fold(bytes.len() as u64, |h, w| mix(h, u64::from_le_bytes(w.try_into().expect("eight"))));
+    for b in words.remainder() {
+        hash = mix(hash, u64::from(*b));
+    }
+    mix(hash, hash >> 32)
 }
 
 impl Copy<'_> {
@@ -133,16 +185,25 @@ impl Copy<'_> {
     fn single(&mut self, op: &Operation) {
         let args: Vec<ValueId> = op.args.iter().map(|a| self.get(*a)).collect();
         let args: Vec<ValueId> = args.into_iter().map(|a| self.b.reach(a)).collect();
+        let [own, other] = &mut self.keys;
+        key(self.g, op, &args, own);
+        let number = number(own);
+        let known = self.known.last_mut().expect("a block is open");
+        if let Some(same) = known.get(&number) {
+            let same = self.b.graph.op(*same);
+            key(&self.b.graph, same, &same.args, other);
+            // Two that share a number by chance both stay.
+            if own == other {
+                let results = same.results.clone();
+                op.results.iter().zip(results).for_each(|(old, new)| self.bind(*old, new));
+                return;
+            }
+        }
         let types: Vec<(DType, Vec<DimId>)> =
             op.results.iter().map(|r| (self.g.value(*r).dtype, self.g.value(*r).dims.clone())).collect();
-        let pass = if op.args.is_empty() { None } else { Some(op.phase) };
-        let key = postcard::to_stdvec(&(&op.op, &args, &types, pass)).expect("operations serialise");
-        let known = self.known.last_mut().expect("a block is open");
-        let b = &mut self.b;
-        let new = known.entry(key).or_insert_with(|| b.emit(op.op.clone(), &args, &types)).clone();
-        for (old, new) in op.results.iter().zip(new) {
-            self.bind(*old, new);
-        }
+        known.insert(number, OpId(self.b.graph.ops.len() as u32));
+        let new = self.b.emit(op.op.clone(), &args, &types);
+        op.results.iter().zip(new).for_each(|(old, new)| self.bind(*old, new));
     }
 
     fn bind(&mut self, old: ValueId, new: ValueId) {
@@ -159,7 +220,7 @@ impl Copy<'_> {
         let (kept_carries, kept_collected): (Vec<usize>, Vec<usize>) = kept.iter().partition(|i| **i < carries);
         let initial: Vec<ValueId> = kept_carries.iter().map(|c| self.get(op.args[*c])).collect();
         let frame = self.b.begin_loop(dim, reverse, &initial);
-        self.known.push(HashMap::new());
+        self.known.push(HashMap::default());
         self.bind(block.params[0], frame.turn);
         for (c, v) in kept_carries.iter().zip(frame.carries.clone()) {
             self.bind(block.params[1 + c], v);

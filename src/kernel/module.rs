@@ -2,9 +2,11 @@
 //! text).
 
 use super::{Kernel, Options, lower};
+use crate::ir::prune::prune;
 use crate::ir::{self, Graph, OpId, Operation};
-use crate::program::{self, ALIGN, Program, Role, Site, Slot, Source, SourceId};
+use crate::program::{self, ALIGN, Access, Program, Role, Site, Slot, Source, SourceId, Work};
 use crate::source::{SourceMap, Span};
+use crate::types::rng::Dist;
 use indexmap::IndexMap;
 use std::collections::HashMap;
 
@@ -15,6 +17,10 @@ pub struct Module<'s> {
     /// What `program`'s launches call, by `Launch::function`.
     pub kernels: Vec<Kernel>,
     known: HashMap<Vec<u8>, u32>,
+    /// What launching a kernel takes, by the kernel as it was before it was simplified, and the sizes of its arguments.
+    launches: HashMap<Vec<u8>, Launching>,
+    /// Numbers of parameters and states by path.
+    paths: [HashMap<String, u32>; 2],
     sources: IndexMap<Source, SourceId>,
     places: HashMap<Option<Span>, (String, u32, u32)>,
     constants: HashMap<Vec<u8>, usize>,
@@ -27,6 +33,8 @@ impl<'s> Module<'s> {
             program: Program { version: program::VERSION, ..Program::default() },
             kernels: Vec::new(),
             known: HashMap::new(),
+            launches: HashMap::new(),
+            paths: Default::default(),
             sources: IndexMap::new(),
             places: HashMap::new(),
             constants: HashMap::new(),
@@ -37,20 +45,41 @@ impl<'s> Module<'s> {
 
     /// Lowers a graph as one more routine and returns its index. Parameters and states are the program's by path.
     pub fn add(&mut self, name: &str, graph: &Graph, options: &Options) -> usize {
+        self.add_pruned(name, prune(graph), options)
+    }
+
+    /// The same for a graph that [`prune`] has left.
+    pub fn add_pruned(&mut self, name: &str, graph: Graph, options: &Options) -> usize {
         let routine = lower::lower(self, name, graph, options);
         self.program.routines.push(routine);
         self.program.routines.len() - 1
     }
 
     /// The number of a kernel, new or known.
-    pub(super) fn kernel(&mut self, kernel: Kernel) -> u32 {
-        let mut bare = kernel.clone();
-        bare.name.clear();
-        let key = postcard::to_stdvec(&bare).expect("a kernel is plain data");
+    pub(super) fn kernel(&mut self, mut kernel: Kernel) -> u32 {
+        let name = std::mem::take(&mut kernel.name);
+        let key = postcard::to_stdvec(&kernel).expect("a kernel is plain data");
         *self.known.entry(key).or_insert_with(|| {
-            self.kernels.push(kernel);
+            self.kernels.push(Kernel { name, ..kernel });
             self.kernels.len() as u32 - 1
         })
+    }
+
+    /// What launching a kernel on arguments of these sizes takes: made once, however many layers have such a kernel.
+    pub(super) fn launching(
+        &mut self,
+        mut kernel: Kernel,
+        elements: &[usize],
+        make: impl FnOnce(&mut Module, Kernel) -> Launching,
+    ) -> Launching {
+        let name = std::mem::take(&mut kernel.name);
+        let key = postcard::to_stdvec(&(&kernel, elements)).expect("a kernel is plain data");
+        if let Some(known) = self.launches.get(&key) {
+            return known.clone();
+        }
+        let made = make(self, Kernel { name, ..kernel });
+        self.launches.insert(key, made.clone());
+        made
     }
 
     /// The place of an operation.
@@ -121,22 +150,41 @@ impl<'s> Module<'s> {
             graph.states.iter().map(|s| slot(&s.path, s.dtype, &s.dims, role_of(s.kind), s.span)).collect();
         let inputs: Vec<Slot> =
             graph.inputs.iter().map(|i| slot(&i.name, i.dtype, &i.dims, Role::Input, i.span)).collect();
-        let shared = |known: &mut Vec<Slot>, slot: Slot, same: fn(&Slot, &Slot) -> bool| {
-            let at = known.iter().position(|s| same(s, &slot)).unwrap_or_else(|| {
-                known.push(slot);
-                known.len() - 1
+        let by_path = |known: &mut HashMap<String, u32>, slots: &mut Vec<Slot>, slot: Slot| {
+            *known.entry(slot.path.clone()).or_insert_with(|| {
+                slots.push(slot);
+                slots.len() as u32 - 1
+            })
+        };
+        let by_type = |slots: &mut Vec<Slot>, slot: Slot| {
+            let same = |s: &Slot| s.path == slot.path && s.shape == slot.shape && s.dtype == slot.dtype;
+            let at = slots.iter().position(same).unwrap_or_else(|| {
+                slots.push(slot);
+                slots.len() - 1
             });
             at as u32
         };
-        let by_path = |a: &Slot, b: &Slot| a.path == b.path;
-        let by_type = |a: &Slot, b: &Slot| a.path == b.path && a.shape == b.shape && a.dtype == b.dtype;
-        let program = &mut self.program;
+        let (program, [known_params, known_states]) = (&mut self.program, &mut self.paths);
         [
-            params.into_iter().map(|s| shared(&mut program.params, s, by_path)).collect(),
-            states.into_iter().map(|s| shared(&mut program.states, s, by_path)).collect(),
-            inputs.into_iter().map(|s| shared(&mut program.inputs, s, by_type)).collect(),
+            params.into_iter().map(|s| by_path(known_params, &mut program.params, s)).collect(),
+            states.into_iter().map(|s| by_path(known_states, &mut program.states, s)).collect(),
+            inputs.into_iter().map(|s| by_type(&mut program.inputs, s)).collect(),
         ]
     }
+}
+
+/// How a kernel is run.
+#[derive(Clone)]
+pub(super) enum Launching {
+    /// It does nothing but fill its only argument with draws, which the runtime does by itself.
+    Fill(Dist),
+    Kernel {
+        function: u32,
+        accesses: Vec<Access>,
+        rows: usize,
+        grain: usize,
+        work: Work,
+    },
 }
 
 fn role_of(kind: ir::StateKind) -> Role {

@@ -100,8 +100,8 @@ impl SourceMap {
     }
 }
 
-/// How the compiler reads files. The core never touches the disk by itself.
-pub trait World {
+/// How the compiler reads files, from several threads. The core never touches the disk by itself.
+pub trait World: Sync {
     /// The bytes of a file, or the reason why it cannot be read.
     fn read(&self, path: &Path) -> Result<Vec<u8>, String>;
 }

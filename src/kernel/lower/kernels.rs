@@ -5,6 +5,7 @@ use super::group::is_reducing;
 use super::values::is_heavy;
 use super::{Lowerer, Status, op_word};
 use crate::ir::*;
+use crate::kernel::module::{Launching, Module};
 use crate::kernel::simplify::simplify;
 use crate::kernel::{Carry, ExprId, Index, Kernel, LoopId, Node, Pass, Reduction, RegisterId, Statement, Store};
 use crate::program::{Access, Action, Arg, BufferId, Key, Launch, Library, Step};
@@ -425,23 +426,33 @@ impl Emitter<'_, '_, '_> {
         let Emitter { low, mut kernel, args, keys, at, .. } = self;
         kernel.body = body;
         kernel.name.clone_from(&name);
-        let kernel = simplify(kernel);
-        if let ([key], [out]) = (&keys[..], &args[..])
-            && let Some(dist) = fills(&kernel, low.routine.buffer(*out).elements)
-        {
-            let call = Library::Random { out: *out, dist, key: key.clone() };
-            let step = low.step(Action::Library(call), at, name);
-            steps.push(step);
-            return;
-        }
-        let (rows, grain) = (kernel.row_count(), grain(&kernel));
         let elements: Vec<usize> = args.iter().map(|b| low.routine.buffer(*b).elements).collect();
-        let work = kernel.work(&elements);
-        let args =
-            args.iter().zip(&kernel.buffers).map(|(buffer, k)| Arg { buffer: *buffer, access: k.access }).collect();
-        let function = low.module.kernel(kernel);
-        let step = low.step(Action::Launch(Launch { function, args, keys, rows, grain, work }), at, name);
+        let action = match low.module.launching(kernel, &elements, |module, k| launching(module, k, &elements)) {
+            Launching::Fill(dist) => Action::Library(Library::Random { out: args[0], dist, key: keys[0].clone() }),
+            Launching::Kernel { function, accesses, rows, grain, work } => {
+                let args = args.iter().zip(accesses).map(|(buffer, access)| Arg { buffer: *buffer, access }).collect();
+                Action::Launch(Launch { function, args, keys, rows, grain, work })
+            }
+        };
+        let step = low.step(action, at, name);
         steps.push(step);
+    }
+}
+
+/// Takes a kernel into a program.
+fn launching(module: &mut Module, kernel: Kernel, elements: &[usize]) -> Launching {
+    let kernel = simplify(kernel);
+    if let (1, [elements]) = (kernel.keys, elements)
+        && let Some(dist) = fills(&kernel, *elements)
+    {
+        return Launching::Fill(dist);
+    }
+    Launching::Kernel {
+        accesses: kernel.buffers.iter().map(|b| b.access).collect(),
+        rows: kernel.row_count(),
+        grain: grain(&kernel),
+        work: kernel.work(elements),
+        function: module.kernel(kernel),
     }
 }
 

@@ -29,6 +29,7 @@ use super::module::Module;
 use super::{Index, Options};
 use crate::ir::*;
 use crate::program::{self, Action, Buffer, BufferId, Category, Place, Routine, Step};
+use crate::source::Span;
 use crate::types::DType;
 use group::Node;
 use indexmap::IndexMap;
@@ -77,6 +78,8 @@ struct Lowerer<'m, 's> {
     param_orders: HashMap<Vec<DimId>, Vec<DimId>>,
     /// Orders of values that become new parameters and states.
     slot_orders: HashMap<ValueId, Vec<DimId>>,
+    /// Orders that were chosen for results of products.
+    dot_orders: HashMap<order::Choice, Vec<DimId>>,
     /// Who uses a value (operations of its block, each once).
     users: Vec<Vec<OpId>>,
     /// Whether something needs the value at an address.
@@ -102,9 +105,12 @@ struct Lowerer<'m, 's> {
     /// Operations that repeat one of the forward pass.
     again: Vec<bool>,
     cells: IndexMap<Place, BufferId>,
+    /// Places of operations that were asked for.
+    sources: HashMap<(Option<Span>, ScopeId), program::SourceId>,
 }
 
-pub(super) fn lower(module: &mut Module<'_>, name: &str, graph: &Graph, options: &Options) -> Routine {
+/// `graph`: pruned.
+pub(super) fn lower(module: &mut Module<'_>, name: &str, graph: Graph, options: &Options) -> Routine {
     let mut graph = prepare::prepare(graph);
     let again = match options.fuse {
         true => recompute::recompute(&mut graph, options.recompute_from),
@@ -125,6 +131,7 @@ pub(super) fn lower(module: &mut Module<'_>, name: &str, graph: &Graph, options:
         slots,
         param_orders,
         slot_orders: order::slot_orders(&graph),
+        dot_orders: HashMap::new(),
         users: vec![Vec::new(); n],
         need: vec![false; n],
         status: vec![Status::Unknown; n],
@@ -140,6 +147,7 @@ pub(super) fn lower(module: &mut Module<'_>, name: &str, graph: &Graph, options:
         leaving: HashSet::new(),
         again,
         cells: IndexMap::new(),
+        sources: HashMap::new(),
         graph,
     };
     low.routine.inputs = low.slots[2].clone();
@@ -290,7 +298,8 @@ impl Lowerer<'_, '_> {
     }
 
     fn source(&mut self, op: OpId) -> program::SourceId {
-        self.module.source_of(&self.graph, op)
+        let Operation { span, scope, .. } = *self.graph.op(op);
+        *self.sources.entry((span, scope)).or_insert_with(|| self.module.source_of(&self.graph, op))
     }
 
     fn step(&mut self, action: Action, op: OpId, label: String) -> Step {

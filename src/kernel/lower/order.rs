@@ -17,7 +17,7 @@ const MAX_STEPS_TO_MERGE: usize = 4;
 
 impl Lowerer<'_, '_> {
     /// For the result of a matrix product.
-    pub(super) fn dot_order(&self, id: OpId) -> Vec<DimId> {
+    pub(super) fn dot_order(&mut self, id: OpId) -> Vec<DimId> {
         let op = self.graph.op(id);
         let v = op.results[0];
         let given = self.graph.value(v).dims.clone();
@@ -27,23 +27,40 @@ impl Lowerer<'_, '_> {
         if given.len() < 3 || given.len() > MAX_DIMS {
             return given;
         }
-        let Op::Dot { contract } = &op.op else { return given };
-        let uses = self.dot_uses(v);
-        let dims = [op.args[0], op.args[1]].map(|a| self.graph.value(a).dims.as_slice());
+        let choice = Choice { given, make: self.product(id), uses: self.dot_uses(v) };
+        if let Some(known) = self.dot_orders.get(&choice) {
+            return known.clone();
+        }
+        let order = self.best_order(&choice);
+        self.dot_orders.insert(choice, order.clone());
+        order
+    }
+
+    fn best_order(&self, choice: &Choice) -> Vec<DimId> {
+        let Choice { given, make, uses } = choice;
         let mut best = (f64::INFINITY, given.clone());
-        for order in permutations(&given) {
-            let strides = self.strides(&given, &order);
+        for order in permutations(given) {
+            let strides = self.strides(given, &order);
             let own = |d: DimId| given.iter().position(|g| *g == d).map_or(0, |i| strides[i]);
-            let make = Plan::new(&self.graph, dims, contract, |d| {
-                [Some(self.stride(op.args[0], d)), Some(self.stride(op.args[1], d)), Some(own(d))]
-            });
-            let mut cost = make.cost();
+            let mut cost = make.plan(&self.graph, |d| [make.stride(0, d), make.stride(1, d), Some(own(d))]).cost();
             cost += uses.iter().map(|user| self.cost_of_use(user, own)).sum::<f64>();
             if cost < best.0 - 1e-9 {
                 best = (cost, order);
             }
         }
         best.1
+    }
+
+    /// A product with its operands as far as they are laid out.
+    fn product(&self, dot: OpId) -> Product {
+        let op = self.graph.op(dot);
+        let Op::Dot { contract } = &op.op else { unreachable!("a product is a dot") };
+        let args = [op.args[0], op.args[1]];
+        Product {
+            dims: args.map(|a| self.graph.value(a).dims.clone()),
+            strides: args.map(|a| self.views[a.index()].as_ref().map(|v| v.strides.clone())),
+            contract: contract.clone(),
+        }
     }
 
     /// For a value that a kernel computes.
@@ -167,7 +184,11 @@ impl Lowerer<'_, '_> {
             for user in &self.users[alias.index()] {
                 let op = self.graph.op(*user);
                 if let Op::Dot { .. } = op.op {
-                    found.push(Use { dot: *user, alias, carriers: carriers.clone() });
+                    let mut product = self.product(*user);
+                    let which = usize::from(op.args[0] != alias);
+                    // Its own strides are what is asked for.
+                    product.strides[which] = None;
+                    found.push(Use { product, which, carriers: carriers.clone() });
                     continue;
                 }
                 let Some(&result) = op.results.first() else { continue };
@@ -220,21 +241,15 @@ impl Lowerer<'_, '_> {
     /// What a product costs whose operand has the given strides; its other operand as far as it is known, its result
     /// wherever it is best.
     fn cost_of_use(&self, user: &Use, own: impl Fn(DimId) -> i64) -> f64 {
-        let op = self.graph.op(user.dot);
-        let Op::Dot { contract } = &op.op else { return 0.0 };
-        let dims = [op.args[0], op.args[1]].map(|a| self.graph.value(a).dims.as_slice());
-        let which = usize::from(op.args[0] != user.alias);
-        let other = op.args[1 - which];
-        let plan = Plan::new(&self.graph, dims, contract, |d| {
+        let Use { product, which, carriers } = user;
+        let plan = product.plan(&self.graph, |d| {
             let mut strides = [None; 3];
-            strides[which] = match user.carriers.iter().find(|c| c.dim == d) {
+            strides[*which] = match carriers.iter().find(|c| c.dim == d) {
                 Some(c) => Some(own(c.of) * c.times),
-                None if dims[which].contains(&d) => None,
+                None if product.dims[*which].contains(&d) => None,
                 None => Some(0),
             };
-            if self.views[other.index()].is_some() {
-                strides[1 - which] = Some(self.stride(other, d));
-            }
+            strides[1 - which] = product.stride(1 - which, d);
             strides
         });
         plan.cost()
@@ -269,15 +284,43 @@ pub(super) fn slot_orders(graph: &Graph) -> HashMap<ValueId, Vec<DimId>> {
     orders
 }
 
-/// A product that reads a value under another name.
+/// All that the order of a product's result is chosen by: layers that agree in it are judged once.
+#[derive(PartialEq, Eq, Hash)]
+pub(super) struct Choice {
+    given: Vec<DimId>,
+    make: Product,
+    uses: Vec<Use>,
+}
+
+#[derive(PartialEq, Eq, Hash)]
+struct Product {
+    dims: [Vec<DimId>; 2],
+    /// In the order of `dims`; None of an operand that is not laid out yet.
+    strides: [Option<Vec<i64>>; 2],
+    contract: Vec<DimId>,
+}
+
+impl Product {
+    fn stride(&self, operand: usize, d: DimId) -> Option<i64> {
+        let at = self.dims[operand].iter().position(|own| *own == d);
+        self.strides[operand].as_ref().map(|s| at.map_or(0, |i| s[i]))
+    }
+
+    fn plan(&self, graph: &Graph, stride: impl Fn(DimId) -> [Option<i64>; 3]) -> Plan {
+        Plan::new(graph, [&self.dims[0], &self.dims[1]], &self.contract, stride)
+    }
+}
+
+/// A product that reads a value, under another name and as operand `which`.
+#[derive(PartialEq, Eq, Hash)]
 struct Use {
-    dot: OpId,
-    alias: ValueId,
+    product: Product,
+    which: usize,
     carriers: Vec<Carrier>,
 }
 
 /// A dim of an alias that moves through memory `times` as far as a dim of the value.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Carrier {
     dim: DimId,
     of: DimId,

@@ -1,11 +1,10 @@
-//! Rewrites a graph before lowering: what nobody needs is dropped, what has no kernel of its own is expressed by what has.
+//! Rewrites a pruned graph before lowering: what has no kernel of its own is expressed by what has.
 //!
 //! - a loop's captures of constants and iotas become constants of its body;
 //! - products that are no matrix products (a scalar on both sides) become multiplications and sums;
 //! - a large reduction to few elements becomes two, so that the first has rows to spread over threads.
 
 use super::order::slot_orders;
-use crate::ir::prune::prune;
 use crate::ir::*;
 use crate::types::{DType, MapOp, ReduceKind};
 use std::collections::HashMap;
@@ -15,8 +14,7 @@ const FEW_ROWS: usize = 32;
 /// .. which matters from this number of elements on.
 const MUCH_WORK: usize = 1 << 14;
 
-pub(super) fn prepare(graph: &Graph) -> Graph {
-    let graph = prune(graph);
+pub(super) fn prepare(graph: Graph) -> Graph {
     let values = graph.values.len();
     let mut pass =
         Prepare { become_: (0..values as u32).map(ValueId).collect(), slot_orders: slot_orders(&graph), graph };
