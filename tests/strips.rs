@@ -85,3 +85,18 @@ fn gradients_are_applied_while_they_are_made() {
         }
     }
 }
+
+/// Each strip packs an operand anew, which a long sum makes dearer than to store the gradient.
+#[test]
+fn gradients_of_long_sums_are_stored() {
+    let strips = |batch: &str| {
+        let text = PROGRAM.replace("OPTIMIZER", "sgd").replace("batch = 12", batch);
+        let world = Memory(BTreeMap::from([("two.pta".into(), text)]));
+        let request = Request { path: "two.pta".into(), ..Request::default() };
+        let options = Options { request, ..Options::default() };
+        let graphs = pipeline::graphs(&options, &world).unwrap_or_else(|_| panic!("a sound program"));
+        let module = pipeline::lowered(&graphs, &[pipeline::TRAIN], &graphs.findings.sources, &options);
+        module.program.routines[0].steps.iter().filter(|s| matches!(s.action, Action::Finished(_))).count()
+    };
+    assert_eq!((strips("batch = 300"), strips("batch = 400")), (2, 0));
+}

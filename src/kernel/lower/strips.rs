@@ -11,6 +11,8 @@ const LEAST_BYTES: usize = 4 << 20;
 /// Longest sum. Each strip packs an operand anew, which must be little beside what the kernel saves; that is the less, the
 /// longer a product takes for each element.
 const MOST_SUMS: usize = 512;
+/// The same for each two rows of a strip: what packing reads and writes against what storing the result and loading it would.
+const MOST_SUMS_OF_TWO_ROWS: usize = 3;
 /// Bytes of a strip, about: a part of a second-level cache.
 const STRIP_BYTES: usize = 1 << 20;
 /// Rows of a strip come in whole tiles of any processor.
@@ -89,7 +91,8 @@ impl Lowerer<'_, '_> {
             _ => return None,
         };
         let wanted = (STRIP_BYTES / (width * buffer.dtype.bytes())).max(1).next_multiple_of(STRIP_ROWS);
-        Some(wanted.next_multiple_of(unit).min(rows))
+        let strip = wanted.next_multiple_of(unit).min(rows);
+        (2 * gemm.k <= MOST_SUMS_OF_TWO_ROWS * strip).then_some(strip)
     }
 }
 
