@@ -177,6 +177,32 @@ fn whole_and_uneven_blocks() {
 }
 
 #[test]
+fn sizes_around_those_of_blocks() {
+    for (queries, keys, features) in
+        [(63, 65, 1), (65, 63, 80), (64, 257, 20), (257, 129, 32), (257, 257, 16), (66, 127, 128)]
+    {
+        for (causal, reach) in [(false, None), (true, None), (true, Some(70))] {
+            let s = Setting { queries, keys, features, width: features, same: true, causal, reach, ..plain() };
+            check(9, &s, DType::F32);
+        }
+    }
+}
+
+/// Rows so wide that the backward pass takes the keys in several parts.
+#[test]
+fn wide_rows_and_many_keys() {
+    for (dtype, group) in [(DType::F32, vec![2]), (DType::BF16, vec![]), (DType::F64, vec![])] {
+        for causal in [false, true] {
+            let s =
+                Setting { queries: 70, keys: 300, features: 256, width: 200, causal, group: group.clone(), ..plain() };
+            check(10, &s, dtype);
+        }
+    }
+    let s = Setting { queries: 300, keys: 300, features: 200, width: 256, reach: Some(20), causal: true, ..plain() };
+    check(11, &s, DType::F32);
+}
+
+#[test]
 fn causal_masks_and_sliding_windows() {
     for (queries, keys) in [(1, 1), (33, 33), (150, 150), (200, 70), (70, 200)] {
         for (causal, reach) in [(true, None), (true, Some(40)), (false, Some(9)), (true, Some(0))] {

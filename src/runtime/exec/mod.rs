@@ -59,7 +59,7 @@ pub struct Executor {
     /// Where the buffers of each routine lie.
     spots: Vec<Vec<Spot>>,
     /// Memory of library kernels, and of matrix products to pack operands into.
-    scratch: Vec<u64>,
+    scratch: Slab,
     lists: Lists,
     watch: Watch,
     /// By routine: one past the last byte of the arena that its runs so far have used.
@@ -103,7 +103,7 @@ impl Executor {
         };
         Ok(Executor {
             helpers: helpers::table(),
-            scratch: vec![0; need.scratch / 8],
+            scratch: Slab::new(need.scratch, "working memory")?,
             watch: Watch::new(&program, options),
             high_water: vec![0; program.routines.len()],
             program,
@@ -193,7 +193,7 @@ impl Executor {
 
     /// Bytes that the executor holds beside the arena and the persistent arrays.
     pub fn scratch_bytes(&self) -> usize {
-        self.scratch.len() * 8
+        self.scratch.bytes().len()
     }
 }
 
@@ -271,6 +271,12 @@ impl Slab {
     fn bytes(&self) -> &[u8] {
         // SAFETY: all bytes of the arena are initialised, and runs borrow the executor exclusively.
         unsafe { std::slice::from_raw_parts(self.arena.base(), self.arena.len()) }
+    }
+
+    /// Whole words alone.
+    fn words(&mut self) -> &mut [u64] {
+        // SAFETY: as above; arenas begin at a multiple of any element's size, and the borrow is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.arena.base().cast(), self.arena.len() / 8) }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {

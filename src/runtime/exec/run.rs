@@ -143,7 +143,9 @@ impl Executor {
                 call.with(&mut pointers).rows(part.start * each / rows, part.end * each / rows);
             };
             // SAFETY: as above.
-            unsafe { product.run_in_strips(&exec.pool, operands, Strips { rows: f.strip }, &mut exec.scratch, &then) }
+            unsafe {
+                product.run_in_strips(&exec.pool, operands, Strips { rows: f.strip }, exec.scratch.words(), &then)
+            }
         })
     }
 
@@ -171,7 +173,7 @@ impl Executor {
             let a = self.at(routine, gemm.a.buffer).add(gemm.a.offset * read);
             let b = self.at(routine, gemm.b.buffer).add(gemm.b.offset * read);
             let c = self.at(routine, gemm.c.buffer).add(gemm.c.offset * written);
-            product.run(&self.pool, a, b, c, &mut self.scratch)
+            product.run(&self.pool, a, b, c, self.scratch.words())
         };
         self.lists.batch = batch;
         self.lists.sums = sums;
@@ -222,14 +224,14 @@ impl Executor {
             Library::PackPlace { index, out, n, limit, .. } => {
                 let out = self.elements_mut::<i32>(r, routine, *out);
                 let index = self.elements::<i32>(r, routine, *index);
-                library::pack_place(index, out, *n, *limit, &mut self.scratch);
+                library::pack_place(index, out, *n, *limit, self.scratch.words());
                 Ok(())
             }
             Library::Draw { logits, out, n, top_k, top_p, key, .. } => {
                 let how = Draw { top_k: *top_k as usize, top_p: *top_p, key: self.key(routine, key, args) };
                 let out = self.elements_mut::<i32>(r, routine, *out);
                 with_element!(r.buffer(*logits).dtype, E => {
-                    library::draw(self.elements::<E>(r, routine, *logits), out, *n, how, &mut self.scratch[..2 * n]);
+                    library::draw(self.elements::<E>(r, routine, *logits), out, *n, how, &mut self.scratch.words()[..2 * n]);
                 });
                 Ok(())
             }
@@ -243,18 +245,18 @@ impl Executor {
                 with_element!(r.buffer(*x).dtype, E => {
                     let x = self.elements::<E>(r, routine, *x);
                     let out = self.elements_mut::<E>(r, routine, *out);
-                    library::scatter(&self.pool, shape, x, index, out, &mut self.scratch[..targets + 1 + m])
+                    library::scatter(&self.pool, shape, x, index, out, &mut self.scratch.words()[..targets + 1 + m])
                 })
             }
             Library::Attention(a) => {
                 let (memory, spots) = (&self.memory, &self.spots[routine]);
                 // SAFETY: buffers hold all that the arrays reach, and results are apart: invariants of a program.
-                unsafe { attention::forward(&self.pool, a, &|b| memory.locate(spots, b), &mut self.scratch) }
+                unsafe { attention::forward(&self.pool, a, &|b| memory.locate(spots, b), self.scratch.words()) }
             }
             Library::AttentionGrad(a) => {
                 let (memory, spots) = (&self.memory, &self.spots[routine]);
                 // SAFETY: as above.
-                unsafe { attention::backward(&self.pool, a, &|b| memory.locate(spots, b), &mut self.scratch) }
+                unsafe { attention::backward(&self.pool, a, &|b| memory.locate(spots, b), self.scratch.words()) }
             }
         }
     }

@@ -1,44 +1,60 @@
-//! The backward pass: a task is all queries that share keys. Blocks of keys go over blocks of queries, so that the
-//! cotangents of keys and values are summed in scratch memory, those of queries at their place.
+//! The backward pass: a task is all queries that share keys. Chunks of keys go over blocks of queries, so that the
+//! cotangents of keys and values are summed in scratch memory, those of queries at their place if there are several chunks.
 
-use super::block::{Blocks, Multiply, PAD};
+use super::ahead::Ahead;
+use super::block::{Blocks, Matrix, Multiply, PAD, PANEL, stride};
+use super::head::{Array, Dim, Head, Pair};
 use super::real::{Real, Stored};
-use super::rows::{Backward, Finish, Level, Rows};
-use super::{Array, Dim, Extras, KEYS, Parts, QUERIES, Sizes, scratch_bytes, wide};
-use crate::program::{Attention, AttentionGrad, BufferId};
+use super::rows::{Backward, Finish, Gather, Level, Rows};
+use super::{AHEAD, KEYS, Parts, QUERIES, Sizes, each, scratch_bytes};
+use crate::program::{AttentionGrad, BufferId};
 use crate::runtime::device::pool::{Pool, worker};
 use crate::runtime::device::product::Unit;
 use crate::runtime::device::share::Shared;
 
 /// What all tasks have in common.
 struct Call<'a, E: Stored> {
-    a: &'a Attention,
+    head: Head<'a>,
+    grads: Grads<'a>,
     sizes: Sizes,
-    blocks: Blocks,
+    blocks: Blocks<E>,
     rows: Rows<E>,
-    q: Array<'a>,
-    k: Array<'a>,
-    v: Array<'a>,
-    out: Array<'a>,
+}
+
+/// The arrays of cotangents.
+#[derive(Clone, Copy)]
+struct Grads<'a> {
     d_out: Array<'a>,
-    log: Array<'a>,
-    extras: Extras<'a>,
     dq: Option<Array<'a>>,
     dk: Option<Array<'a>>,
     dv: Option<Array<'a>>,
+    /// Where dq is summed.
     sums: Option<Array<'a>>,
 }
 
-/// A task's memory. "Turned": feature by feature, with positions side by side.
+impl<'a> Grads<'a> {
+    fn map(self, change: impl Fn(Array<'a>) -> Array<'a>) -> Grads<'a> {
+        let Grads { d_out, dq, dk, dv, sums } = self;
+        let [dq, dk, dv, sums] = [dq, dk, dv, sums].map(|x| x.map(&change));
+        Grads { d_out: change(d_out), dq, dk, dv, sums }
+    }
+}
+
+/// A task's memory.
 struct Memory<R> {
+    /// A chunk of keys and values in panels, feature by feature.
     k_turned: *mut R,
     v_turned: *mut R,
+    /// Row by row.
     k: *mut R,
     dk: *mut R,
     dv: *mut R,
+    /// A block of queries, row by row.
     q: *mut R,
     d_out: *mut R,
+    /// The result; then the cotangent of the queries.
     out: *mut R,
+    dq: *mut R,
     /// Query by query.
     scores: *mut R,
     by_weight: *mut R,
@@ -56,243 +72,270 @@ pub unsafe fn run<E: Stored>(
     locate: &dyn Fn(BufferId) -> *mut u8,
     scratch: &mut [u64],
 ) -> Result<(), String> {
-    let a = &g.of;
+    let (a, sum) = (&g.of, <E::Sum as Real>::DTYPE);
+    if a.log.is_none() {
+        return Err("the gradient of attention needs the logsumexp".to_string());
+    }
     // SAFETY: the caller's promise.
     let array = |s, dtype| unsafe { Array::new(a, s, dtype, locate) };
-    let log = a.log.as_ref().ok_or("the gradient of attention needs the logsumexp")?;
-    let call: Call<E> = Call {
-        a,
-        sizes: Sizes::of(a),
-        blocks: Blocks::new::<E>(unit),
-        rows: Rows::of(unit),
-        q: array(&a.q, a.dtype),
-        k: array(&a.k, a.dtype),
-        v: array(&a.v, a.dtype),
-        out: array(&a.out, a.dtype),
+    let grads = Grads {
         d_out: array(&g.d_out, a.dtype),
-        log: array(log, wide(a.dtype)),
-        // SAFETY: the caller's promise.
-        extras: unsafe { Extras::new(a, locate) },
         dq: g.dq.as_ref().map(|s| array(s, a.dtype)),
         dk: g.dk.as_ref().map(|s| array(s, a.dtype)),
         dv: g.dv.as_ref().map(|s| array(s, a.dtype)),
-        sums: g.sums.as_ref().map(|s| array(s, wide(a.dtype))),
+        sums: g.sums.as_ref().map(|s| array(s, sum)),
     };
+    // SAFETY: the caller's promise.
+    let head = unsafe { Head::new(a, sum, locate) };
+    let call: Call<E> = Call { head, grads, sizes: Sizes::of(a), blocks: Blocks::new(unit), rows: Rows::of(unit) };
     let bytes = scratch_bytes(a);
     assert!(scratch.len() * 8 >= bytes * pool.threads(), "scratch for {} threads", pool.threads());
     let (scratch, call) = (Shared(scratch.as_mut_ptr().cast::<u8>()), &call);
-    pool.run(a.batch.iter().product(), &|batch| {
+    let pairs = call.head.pairs(&(0..a.queries)) * a.group.iter().product::<usize>() as u64;
+    let task = |batch| (call.head.of_batch(batch), call.grads.map(|x| x.of_batch(a, batch)));
+    each(pool, a.batch.iter().product(), &|batch, next| {
+        let (head, grads) = task(batch);
+        let mut ahead = Ahead::new(pairs * (3 * a.features + 2 * a.width) as u64);
+        call.expect(&mut ahead, &grads, next.map(task));
         // SAFETY: each thread takes a part of its own; tasks write results of their own keys and queries.
         unsafe {
             let memory = call.memory(Parts::of_thread(scratch.get(), bytes, worker()));
-            call.batch(batch, &memory);
+            call.task(&head, &grads, &ahead, &memory);
         }
     })
 }
 
-impl<'a, E: Stored> Call<'a, E> {
+impl<E: Stored> Call<'_, E> {
     fn memory(&self, mut parts: Parts<E::Sum>) -> Memory<E::Sum> {
-        let Sizes { features, width, extra } = self.sizes;
+        let Sizes { features, width, extra, chunk } = self.sizes;
         Memory {
-            k_turned: parts.take(self.a.features * KEYS),
-            v_turned: parts.take(self.a.width * KEYS),
-            k: parts.take(KEYS * features),
-            dk: parts.take(KEYS * features),
-            dv: parts.take(KEYS * width),
+            k_turned: parts.take(chunk * self.head.a.features),
+            v_turned: parts.take(chunk * self.head.a.width),
+            k: parts.take(chunk * features),
+            dk: parts.take(chunk * features),
+            dv: parts.take(chunk * width),
             q: parts.take(QUERIES * features),
             d_out: parts.take(QUERIES * width),
             out: parts.take(QUERIES * width),
-            scores: parts.take(QUERIES * KEYS),
-            by_weight: parts.take(QUERIES * KEYS),
+            dq: parts.take(QUERIES * features),
+            scores: parts.take(QUERIES * stride(KEYS)),
+            by_weight: parts.take(QUERIES * stride(KEYS)),
             extra: parts.take(extra),
             log: parts.take(QUERIES),
             level: parts.take(QUERIES),
         }
     }
 
+    /// What a task writes, and what the next one reads first.
+    fn expect(&self, ahead: &mut Ahead, grads: &Grads<'_>, next: Option<(Head<'_>, Grads<'_>)>) {
+        let (a, stored) = (self.head.a, size_of::<E>() as isize);
+        let (queries, keys) = (a.queries.min(AHEAD), a.keys.min(AHEAD));
+        let mut add = |x: Array<'_>, dim: Dim, along: Dim| {
+            let rows = if let Dim::Query = dim { queries } else { keys };
+            let columns = if let Dim::Value = along { a.width } else { a.features };
+            ahead.add(x.matrix(dim, 0, along), rows, columns, stored);
+        };
+        for (x, dim, along) in
+            [(grads.dq, Dim::Query, Dim::Feature), (grads.dk, Dim::Key, Dim::Feature), (grads.dv, Dim::Key, Dim::Value)]
+        {
+            if let Some(x) = x {
+                add(x, dim, along);
+            }
+        }
+        if let Some((head, grads)) = next {
+            add(head.k, Dim::Key, Dim::Feature);
+            add(head.v, Dim::Key, Dim::Value);
+            add(head.q, Dim::Query, Dim::Feature);
+            add(grads.d_out, Dim::Query, Dim::Value);
+            add(head.out, Dim::Query, Dim::Value);
+        }
+    }
+
     /// # Safety
     /// The arrays must be valid, the memory the thread's own.
-    unsafe fn batch(&self, batch: usize, m: &Memory<E::Sum>) {
-        let a = self.a;
-        let (batches, groups) = (&a.batch, a.group.iter().product());
-        let at = |x: Array<'a>| x.at(0, batches, batch);
-        let heads = |x: Array<'a>, group: usize| at(x).at(batches.len(), &a.group, group);
+    unsafe fn task(&self, head: &Head<'_>, grads: &Grads<'_>, ahead: &Ahead, m: &Memory<E::Sum>) {
+        let (a, Sizes { features, width, chunk, .. }) = (head.a, self.sizes);
+        let groups = a.group.iter().product();
+        let (zero, scale) = (E::Sum::default(), E::Sum::of(a.scale));
         // SAFETY: all within the arrays, by their extents, and the parts of the scratch memory.
         unsafe {
-            let sums = self.sums.or(self.dq);
-            for group in 0..groups {
-                for q in 0..a.queries {
-                    let Some(sums) = sums else { break };
-                    let row = heads(sums, group).place(Dim::Query, q).cast::<E::Sum>();
-                    std::slice::from_raw_parts_mut(row, a.features).fill(E::Sum::default());
-                }
-            }
-            for first in (0..a.keys).step_by(KEYS) {
-                let keys = KEYS.min(a.keys - first);
-                self.pack_keys(at(self.k), at(self.v), first, keys, m);
+            for first in (0..a.keys).step_by(chunk) {
+                let keys = chunk.min(a.keys - first);
+                let (k, v) = (head.k.matrix(Dim::Key, first, Dim::Feature), head.v.matrix(Dim::Key, first, Dim::Value));
+                self.blocks.turned(k, keys, a.features, m.k_turned.cast());
+                self.blocks.turned(v, keys, a.width, m.v_turned.cast());
+                self.blocks.straight(k, keys, a.features, features, m.k.cast());
+                std::slice::from_raw_parts_mut(m.dk, keys * features).fill(zero);
+                std::slice::from_raw_parts_mut(m.dv, keys * width).fill(zero);
                 for group in 0..groups {
-                    let head = Head {
-                        call: self,
-                        q: heads(self.q, group),
-                        out: heads(self.out, group),
-                        d_out: heads(self.d_out, group),
-                        log: heads(self.log, group),
-                        sums: sums.map(|x| heads(x, group)),
-                        extras: self.extras.at(0, batches, batch).at(batches.len(), &a.group, group),
-                    };
+                    let (head, grads) = (head.of_group(group), grads.map(|x| x.of_group(a, group)));
                     for query in (0..a.queries).step_by(QUERIES) {
-                        let queries = QUERIES.min(a.queries - query);
-                        let (begin, end) = (a.seen(query).start, a.seen(query + queries - 1).end);
-                        if begin < first + keys && first < end {
-                            head.block((query, queries), (first, keys), m);
-                        }
+                        let pair = Pair { a, query, key: first, queries: QUERIES.min(a.queries - query), keys };
+                        self.block(&head, &grads, &pair, ahead, m);
                     }
                 }
-                self.finish_keys(self.dk.map(at), Dim::Feature, first, keys, m.dk);
-                self.finish_keys(self.dv.map(at), Dim::Value, first, keys, m.dv);
+                for (to, along, from, stride, wide, scale) in [
+                    (grads.dk, Dim::Feature, m.dk, features, a.features, scale),
+                    (grads.dv, Dim::Value, m.dv, width, a.width, E::Sum::ONE),
+                ] {
+                    if let Some(to) = to {
+                        self.finish((from, stride, scale), (keys, wide), to.matrix(Dim::Key, first, along));
+                    }
+                }
             }
-            if let (Some(sums), Some(dq)) = (self.sums, self.dq) {
+            if let (true, Some(sums), Some(dq)) = (a.keys > chunk, grads.sums, grads.dq) {
                 for group in 0..groups {
-                    let (from, to) = (heads(sums, group), heads(dq, group));
-                    (self.rows.finish)(&Finish {
-                        from: from.at.cast(),
-                        stride: (from.step(Dim::Query) / from.bytes) as usize,
-                        rows: a.queries,
-                        width: a.features,
-                        by: None,
-                        to: to.at,
-                        row_step: to.step(Dim::Query),
-                        step: to.step(Dim::Feature),
-                    });
+                    let [sums, dq] = [sums, dq].map(|x| x.of_group(a, group).matrix(Dim::Query, 0, Dim::Feature));
+                    let stride = (sums.row / size_of::<E::Sum>() as isize) as usize;
+                    self.finish((sums.at.cast(), stride, E::Sum::ONE), (a.queries, a.features), dq);
                 }
             }
         }
     }
 
-    unsafe fn pack_keys(&self, k: Array<'_>, v: Array<'_>, first: usize, keys: usize, m: &Memory<E::Sum>) {
-        let Call { a, sizes, blocks, .. } = self;
-        let (k, v) = (k.matrix(Dim::Key, first, Dim::Feature), v.matrix(Dim::Key, first, Dim::Value));
-        // SAFETY: as promised to `batch`.
-        unsafe {
-            blocks.turned(k, keys, a.features, KEYS, m.k_turned.cast());
-            blocks.turned(v, keys, a.width, KEYS, m.v_turned.cast());
-            blocks.straight(k, keys, a.features, sizes.features, m.k.cast());
-            std::slice::from_raw_parts_mut(m.dk, keys * sizes.features).fill(E::Sum::default());
-            std::slice::from_raw_parts_mut(m.dv, keys * sizes.width).fill(E::Sum::default());
-        }
-    }
-
-    unsafe fn finish_keys(&self, to: Option<Array<'_>>, along: Dim, first: usize, keys: usize, from: *const E::Sum) {
-        let Some(to) = to else { return };
-        let (width, stride) = match along {
-            Dim::Value => (self.a.width, self.sizes.width),
-            _ => (self.a.features, self.sizes.features),
-        };
-        // SAFETY: as promised to `batch`.
+    unsafe fn finish(
+        &self,
+        (from, stride, scale): (*const E::Sum, usize, E::Sum),
+        (rows, width): (usize, usize),
+        to: Matrix,
+    ) {
+        let Matrix { at, row, column } = to;
+        // SAFETY: as promised to `task`.
         unsafe {
             (self.rows.finish)(&Finish {
                 from,
                 stride,
-                rows: keys,
+                rows,
                 width,
+                scale,
                 by: None,
-                to: to.place(Dim::Key, first),
-                row_step: to.step(Dim::Key),
-                step: to.step(along),
+                to: at.cast_mut(),
+                row_step: row,
+                step: column,
             });
         }
     }
-}
 
-/// The arrays of queries at one index of batch and group.
-struct Head<'a, E: Stored> {
-    call: &'a Call<'a, E>,
-    q: Array<'a>,
-    out: Array<'a>,
-    d_out: Array<'a>,
-    log: Array<'a>,
-    sums: Option<Array<'a>>,
-    extras: Extras<'a>,
-}
+    /// A block of queries with the chunk of keys that is packed.
+    unsafe fn block(&self, head: &Head<'_>, grads: &Grads<'_>, all: &Pair<'_>, ahead: &Ahead, m: &Memory<E::Sum>) {
+        let (a, Sizes { features, chunk, .. }) = (head.a, self.sizes);
+        let Pair { query, queries, .. } = *all;
+        let seen = all.seen(0, queries);
+        // SAFETY: as promised to `task`.
+        unsafe {
+            if !seen.is_empty() {
+                self.pack_queries(head, grads, all, m);
+            }
+            let mut more = false;
+            for at in (seen.start / KEYS * KEYS..seen.end).step_by(KEYS) {
+                let pair = Pair { key: all.key + at, keys: KEYS.min(all.keys - at), ..*all };
+                self.pair(head, grads, &pair, (at, more), ahead, m);
+                more = true;
+            }
+            let Some(dq) = grads.dq else { return };
+            if !more {
+                std::slice::from_raw_parts_mut(m.dq, queries * features).fill(E::Sum::default());
+            }
+            let scale = E::Sum::of(a.scale);
+            if a.keys <= chunk {
+                self.finish((m.dq, features, scale), (queries, a.features), dq.matrix(Dim::Query, query, Dim::Feature));
+            } else {
+                let sums = grads.sums.unwrap_or(dq);
+                (self.rows.gather)(&Gather {
+                    from: m.dq,
+                    stride: features,
+                    rows: queries,
+                    width: a.features,
+                    scale,
+                    to: sums.place(Dim::Query, query),
+                    row_step: sums.step(Dim::Query),
+                    replace: all.key == 0,
+                });
+            }
+        }
+    }
 
-impl<E: Stored> Head<'_, E> {
-    /// A block of queries with the block of keys that is packed.
-    ///
-    /// # Safety
-    /// The arrays must be valid, the memory the thread's own.
-    unsafe fn block(&self, (first, queries): (usize, usize), (at, keys): (usize, usize), m: &Memory<E::Sum>) {
-        let Call { a, sizes, blocks, rows, .. } = self.call;
+    unsafe fn pack_queries(&self, head: &Head<'_>, grads: &Grads<'_>, p: &Pair<'_>, m: &Memory<E::Sum>) {
+        let (a, Sizes { features, width, .. }) = (head.a, self.sizes);
         let bytes = size_of::<E::Sum>() as isize;
-        let (block, features, width) =
-            (KEYS as isize * bytes, sizes.features as isize * bytes, sizes.width as isize * bytes);
-        let (padded, all_queries) = (keys.next_multiple_of(PAD), 0..queries);
-        // The keys of the block that one of some queries sees, and the queries that see one of some keys.
-        let seen = |from: usize, to: usize| {
-            let (begin, end) = (a.seen(first + from).start, a.seen(first + to - 1).end);
-            let end = end.saturating_sub(at).min(keys);
-            begin.saturating_sub(at).min(end)..end
-        };
-        let seeing = |from: usize, to: usize| {
-            let end = a.reach.map_or(queries, |r| (at + to - 1 + r as usize).saturating_sub(first).min(queries));
-            let begin = if a.causal { (at + from).saturating_sub(first).min(end) } else { 0 };
-            begin..end
-        };
+        // SAFETY: as promised to `task`.
+        unsafe {
+            let q = head.q.matrix(Dim::Query, p.query, Dim::Feature);
+            self.blocks.straight(q, p.queries, a.features, features, m.q.cast());
+            let d_out = grads.d_out.matrix(Dim::Query, p.query, Dim::Value);
+            self.blocks.straight(d_out, p.queries, a.width, width, m.d_out.cast());
+            // The result is read once: in place where it can be.
+            let out = head.out.matrix(Dim::Query, p.query, Dim::Value);
+            let near = E::DTYPE == <E::Sum as Real>::DTYPE && out.column == bytes && a.width.is_multiple_of(PAD);
+            let (y, step) = if near {
+                (out.at.cast(), out.row / bytes)
+            } else {
+                self.blocks.straight(out, p.queries, a.width, width, m.out.cast());
+                (m.out.cast_const(), width as isize)
+            };
+            (self.rows.level)(&Level {
+                x: m.d_out,
+                y,
+                strides: [width as isize, step],
+                rows: p.queries,
+                width: a.width.next_multiple_of(PAD),
+                to: m.level,
+            });
+            if let Some(log) = head.log {
+                for i in 0..p.queries {
+                    *m.log.add(i) = log.place(Dim::Query, p.query + i).cast::<E::Sum>().read();
+                }
+            }
+        }
+    }
+
+    /// The packed block of queries with the keys of the chunk from number `at` on. `more`: they are not its first ones.
+    unsafe fn pair(
+        &self,
+        head: &Head<'_>,
+        grads: &Grads<'_>,
+        pair: &Pair<'_>,
+        (at, more): (usize, bool),
+        ahead: &Ahead,
+        m: &Memory<E::Sum>,
+    ) {
+        let (a, Sizes { features, width, .. }) = (head.a, self.sizes);
+        let (queries, keys, line) = (pair.queries, pair.keys, stride(KEYS));
+        let bytes = size_of::<E::Sum>() as isize;
         let mut each = [[0; 2]; QUERIES];
         for (i, each) in each[..queries].iter_mut().enumerate() {
-            let own = seen(i, i + 1);
+            let own = pair.seen(i, i + 1);
             *each = [own.start, own.end];
         }
-        // SAFETY: all within the arrays, by their extents, and the parts of the scratch memory.
+        // SAFETY: as promised to `task`.
         unsafe {
-            blocks.straight(
-                self.q.matrix(Dim::Query, first, Dim::Feature),
-                queries,
-                a.features,
-                sizes.features,
-                m.q.cast(),
-            );
-            let result = |x: &Array, to: *mut E::Sum| {
-                blocks.straight(x.matrix(Dim::Query, first, Dim::Value), queries, a.width, sizes.width, to.cast());
+            let by_query = |turned: *mut E::Sum, terms: usize, x: *mut E::Sum, x_stride: usize, to: *mut E::Sum| {
+                let product = Multiply {
+                    rows: keys.next_multiple_of(PAD),
+                    columns: queries,
+                    a: turned.add(at * terms).cast(),
+                    a_step: PANEL as isize * bytes,
+                    a_panel: PANEL * terms * bytes as usize,
+                    b: x.cast(),
+                    b_column: x_stride as isize * bytes,
+                    b_step: bytes,
+                    to: to.cast(),
+                    to_column: line as isize * bytes,
+                    add: false,
+                };
+                self.blocks.multiply(&product, ahead, |from, to| (pair.seen(from, to), 0..terms));
             };
-            result(&self.d_out, m.d_out);
-            // The result is read once: in place where it can be.
-            let near =
-                E::DTYPE == <E::Sum as Real>::DTYPE && self.out.step(Dim::Value) == bytes && a.width == sizes.width;
-            let (y, step) = if near {
-                (self.out.place(Dim::Query, first).cast(), self.out.step(Dim::Query) / bytes)
-            } else {
-                result(&self.out, m.out);
-                (m.out, sizes.width as isize)
-            };
-            let strides = [sizes.width as isize, step];
-            (rows.level)(&Level { x: m.d_out, y, strides, rows: queries, width: sizes.width, to: m.level });
-            for i in all_queries.clone() {
-                *m.log.add(i) = self.log.place(Dim::Query, first + i).cast::<E::Sum>().read();
-            }
-            let product = |a: *mut E::Sum, b: *mut E::Sum, b_column: isize, to: *mut E::Sum| Multiply {
-                rows: padded,
-                columns: queries,
-                a: a.cast(),
-                a_step: block,
-                b: b.cast(),
-                b_column,
-                b_step: bytes,
-                to: to.cast(),
-                to_column: block,
-                add: false,
-            };
-            blocks.multiply(&product(m.k_turned, m.q, features, m.scores), |from, to| (seen(from, to), 0..a.features));
-            blocks.multiply(&product(m.v_turned, m.d_out, width, m.by_weight), |from, to| (seen(from, to), 0..a.width));
-            let extra = self.extras.any();
+            by_query(m.k_turned, a.features, m.q, features, m.scores);
+            by_query(m.v_turned, a.width, m.d_out, width, m.by_weight);
+            let extra = head.adds();
             if extra {
-                self.extras.write::<E>((first, queries), (at, keys), m.extra, [KEYS, 1]);
+                head.write_added::<E>(pair, m.extra, [line, 1]);
             }
-            (rows.backward)(&Backward {
+            (self.rows.backward)(&Backward {
                 scores: m.scores,
                 by_weight: m.by_weight,
-                stride: KEYS,
+                stride: line,
                 queries,
-                keys: padded,
                 seen: each.as_ptr(),
                 scale: E::Sum::of(a.scale),
                 cap: E::Sum::of(a.cap),
@@ -301,40 +344,43 @@ impl<E: Stored> Head<'_, E> {
                 level: m.level,
             });
             // Over queries: to keys and values.
-            let over_queries = |x: *mut E::Sum, width: usize, weights: *mut E::Sum, to: *mut E::Sum| Multiply {
-                rows: width,
-                columns: keys,
-                a: x.cast(),
-                a_step: width as isize * bytes,
-                b: weights.cast(),
-                b_column: bytes,
-                b_step: block,
-                to: to.cast(),
-                to_column: width as isize * bytes,
-                add: true,
+            let by_key = |x: *mut E::Sum, wide: usize, x_stride: usize, weights: *mut E::Sum, to: *mut E::Sum| {
+                let product = Multiply {
+                    rows: wide,
+                    columns: keys,
+                    a: x.cast(),
+                    a_step: x_stride as isize * bytes,
+                    a_panel: PANEL * bytes as usize,
+                    b: weights.cast(),
+                    b_column: bytes,
+                    b_step: line as isize * bytes,
+                    to: to.add(at * x_stride).cast(),
+                    to_column: x_stride as isize * bytes,
+                    add: true,
+                };
+                self.blocks.multiply(&product, ahead, |from, to| (0..wide, pair.seeing(from, to)));
             };
-            if self.call.dv.is_some() {
-                let product = over_queries(m.d_out, sizes.width, m.scores, m.dv);
-                blocks.multiply(&product, |from, to| (0..sizes.width, seeing(from, to)));
+            if grads.dv.is_some() {
+                by_key(m.d_out, a.width, width, m.scores, m.dv);
             }
-            if self.call.dk.is_some() {
-                let product = over_queries(m.q, sizes.features, m.by_weight, m.dk);
-                blocks.multiply(&product, |from, to| (0..sizes.features, seeing(from, to)));
+            if grads.dk.is_some() {
+                by_key(m.q, a.features, features, m.by_weight, m.dk);
             }
-            if let Some(sums) = &self.sums {
+            if grads.dq.is_some() {
                 let product = Multiply {
                     rows: a.features,
                     columns: queries,
-                    a: m.k.cast(),
-                    a_step: features,
+                    a: m.k.add(at * features).cast(),
+                    a_step: features as isize * bytes,
+                    a_panel: PANEL * bytes as usize,
                     b: m.by_weight.cast(),
-                    b_column: block,
+                    b_column: line as isize * bytes,
                     b_step: bytes,
-                    to: sums.place(Dim::Query, first),
-                    to_column: sums.step(Dim::Query),
-                    add: true,
+                    to: m.dq.cast(),
+                    to_column: features as isize * bytes,
+                    add: more,
                 };
-                blocks.multiply(&product, |from, to| (0..a.features, seen(from, to)));
+                self.blocks.multiply(&product, ahead, |from, to| (0..a.features, pair.seen(from, to)));
             }
         }
     }

@@ -1,33 +1,37 @@
-//! The forward pass: a task is a block of queries.
+//! The forward pass: a task is some blocks of queries, which go through the blocks of keys together.
 
-use super::block::{Blocks, Matrix, Multiply, PAD};
+use super::ahead::Ahead;
+use super::block::{Blocks, Matrix, Multiply, PAD, PANEL, stride};
+use super::head::{Array, Dim, Head, Pair};
 use super::real::{Real, Stored};
-use super::rows::{Finish, LANES, Rows, Softmax};
-use super::{Array, Dim, Extras, KEYS, Parts, QUERIES, Sizes, scratch_bytes, wide};
+use super::rows::{End, Finish, LANES, Rows, Softmax};
+use super::{AHEAD, KEYS, Parts, QUERIES, Sizes, TASK, each, scratch_bytes};
 use crate::program::{Attention, BufferId};
 use crate::runtime::device::pool::{Pool, worker};
 use crate::runtime::device::product::Unit;
 use crate::runtime::device::share::Shared;
+use std::ops::Range;
+
+/// Fewer queries than this read values where they lie, if they lie well.
+const FEW: usize = 16;
+/// Tasks for each thread, at least, where there is enough to do.
+const SHARE: usize = 6;
 
 /// What all tasks have in common.
 struct Call<'a, E: Stored> {
-    a: &'a Attention,
+    head: Head<'a>,
     sizes: Sizes,
-    blocks: Blocks,
+    blocks: Blocks<E>,
     rows: Rows<E>,
-    q: Array<'a>,
-    k: Array<'a>,
-    v: Array<'a>,
-    out: Array<'a>,
-    log: Option<Array<'a>>,
-    extras: Extras<'a>,
+    /// Whether scores are more than products by a positive scale.
+    changes: bool,
 }
 
 /// A task's memory.
 struct Memory<R> {
-    /// A block of queries, feature by feature.
+    /// Blocks of queries in panels, feature by feature.
     q: *mut R,
-    /// Blocks of keys and values, row by row.
+    /// A block of keys and one of values, row by row.
     k: *mut R,
     v: *mut R,
     /// Key by key.
@@ -50,209 +54,210 @@ pub unsafe fn run<E: Stored>(
     scratch: &mut [u64],
 ) -> Result<(), String> {
     // SAFETY: the caller's promise.
-    let array = |s, dtype| unsafe { Array::new(a, s, dtype, locate) };
-    let call: Call<E> = Call {
-        a,
-        sizes: Sizes::of(a),
-        blocks: Blocks::new::<E>(unit),
-        rows: Rows::of(unit),
-        q: array(&a.q, a.dtype),
-        k: array(&a.k, a.dtype),
-        v: array(&a.v, a.dtype),
-        out: array(&a.out, a.dtype),
-        log: a.log.as_ref().map(|s| array(s, wide(a.dtype))),
-        // SAFETY: the caller's promise.
-        extras: unsafe { Extras::new(a, locate) },
-    };
-    let blocks = a.queries.div_ceil(QUERIES);
+    let head = unsafe { Head::new(a, <E::Sum as Real>::DTYPE, locate) };
+    let changes = Softmax::<E::Sum>::changes(a.scale, a.cap, head.adds());
+    let call: Call<E> = Call { head, sizes: Sizes::of(a), blocks: Blocks::new(unit), rows: Rows::of(unit), changes };
     let (batches, groups): (usize, usize) = (a.batch.iter().product(), a.group.iter().product());
+    let (blocks, heads) = (a.queries.div_ceil(QUERIES), batches * groups);
+    // How many blocks go together changes no result.
+    let together = (heads * blocks / (SHARE * pool.threads())).clamp(1, TASK);
+    let tasks = blocks.div_ceil(together);
     let bytes = scratch_bytes(a);
     assert!(scratch.len() * 8 >= bytes * pool.threads(), "scratch for {} threads", pool.threads());
     let (scratch, call) = (Shared(scratch.as_mut_ptr().cast::<u8>()), &call);
-    pool.run(batches * groups * blocks, &|n| {
-        let (block, head) = (n % blocks, n / blocks);
+    let task = |n: usize| {
+        // The last queries may see the most keys.
+        let (task, head) = (tasks - 1 - n / heads, n % heads);
+        let end = a.queries.min((task + 1) * together * QUERIES);
+        (call.head.of_batch(head / groups).of_group(head % groups), task * together * QUERIES..end)
+    };
+    each(pool, heads * tasks, &|n, next| {
+        let (head, queries) = task(n);
+        let mut ahead = Ahead::new(head.pairs(&queries) * (a.features + a.width) as u64);
+        call.expect(&mut ahead, (&head, &queries), next.map(task));
         // SAFETY: each thread takes a part of its own; tasks write results of their own queries.
         unsafe {
             let memory = call.memory(Parts::of_thread(scratch.get(), bytes, worker()));
-            call.at(head / groups, head % groups).block(block, &memory);
+            call.task(&head, queries, &ahead, &memory);
         }
     })
 }
 
-impl<'a, E: Stored> Call<'a, E> {
+impl<E: Stored> Call<'_, E> {
     fn memory(&self, mut parts: Parts<E::Sum>) -> Memory<E::Sum> {
-        let Sizes { features, width, extra } = self.sizes;
+        let Sizes { features, width, extra, .. } = self.sizes;
         Memory {
-            q: parts.take(self.a.features * QUERIES),
+            q: parts.take(TASK * QUERIES * features),
             k: parts.take(KEYS * features),
             v: parts.take(KEYS * width),
-            scores: parts.take(KEYS * QUERIES),
+            scores: parts.take(KEYS * stride(QUERIES)),
             extra: parts.take(extra),
-            sums: parts.take(QUERIES * width),
-            top: parts.take(QUERIES),
-            total: parts.take(QUERIES),
+            sums: parts.take(TASK * QUERIES * width),
+            top: parts.take(TASK * QUERIES),
+            total: parts.take(TASK * QUERIES),
             shrink: parts.take(QUERIES),
         }
     }
 
-    fn at(&self, batch: usize, group: usize) -> Head<'_, E> {
-        let (batches, groups) = (&self.a.batch, &self.a.group);
-        let both = |x: Array<'a>| x.at(0, batches, batch).at(batches.len(), groups, group);
-        Head {
-            call: self,
-            q: both(self.q),
-            k: both(self.k),
-            v: both(self.v),
-            out: both(self.out),
-            log: self.log.map(both),
-            extras: self.extras.at(0, batches, batch).at(batches.len(), groups, group),
+    /// What a task writes, and what the next one reads first.
+    fn expect(
+        &self,
+        ahead: &mut Ahead,
+        (head, queries): (&Head<'_>, &Range<usize>),
+        next: Option<(Head<'_>, Range<usize>)>,
+    ) {
+        let (a, stored) = (head.a, size_of::<E>() as isize);
+        ahead.add(head.out.matrix(Dim::Query, queries.start, Dim::Value), queries.len(), a.width, stored);
+        if let Some((head, queries)) = next {
+            let keys = a.seen(queries.start).start..a.seen(queries.end - 1).end;
+            let few = keys.len().min(AHEAD);
+            ahead.add(head.q.matrix(Dim::Query, queries.start, Dim::Feature), queries.len(), a.features, stored);
+            ahead.add(head.k.matrix(Dim::Key, keys.start, Dim::Feature), few, a.features, stored);
+            ahead.add(head.v.matrix(Dim::Key, keys.start, Dim::Value), few, a.width, stored);
         }
     }
-}
 
-/// The arrays at one index of batch and group.
-struct Head<'a, E: Stored> {
-    call: &'a Call<'a, E>,
-    q: Array<'a>,
-    k: Array<'a>,
-    v: Array<'a>,
-    out: Array<'a>,
-    log: Option<Array<'a>>,
-    extras: Extras<'a>,
-}
-
-impl<E: Stored> Head<'_, E> {
+    /// The results of some queries of one head.
+    ///
     /// # Safety
     /// The arrays must be valid, the memory the thread's own.
-    unsafe fn block(&self, number: usize, m: &Memory<E::Sum>) {
-        let Call { a, sizes, blocks, rows, .. } = self.call;
-        let first = number * QUERIES;
-        let queries = QUERIES.min(a.queries - first);
-        let begin = a.seen(first).start;
-        let end = a.seen(first + queries - 1).end;
+    unsafe fn task(&self, head: &Head<'_>, queries: Range<usize>, ahead: &Ahead, m: &Memory<E::Sum>) {
+        let Range { start: first, end } = queries;
+        let (a, Sizes { features, width, .. }) = (head.a, self.sizes);
+        let bytes = size_of::<E::Sum>() as isize;
         // SAFETY: all within the arrays, by their extents, and the parts of the scratch memory.
         unsafe {
-            blocks.turned(self.q.matrix(Dim::Query, first, Dim::Feature), queries, a.features, QUERIES, m.q.cast());
-            std::slice::from_raw_parts_mut(m.top, QUERIES).fill(E::Sum::LOWEST);
-            std::slice::from_raw_parts_mut(m.total, QUERIES).fill(E::Sum::default());
-            if begin >= end {
-                std::slice::from_raw_parts_mut(m.sums, queries * sizes.width).fill(E::Sum::default());
+            for at in (first..end).step_by(QUERIES) {
+                let (q, to) = (head.q.matrix(Dim::Query, at, Dim::Feature), m.q.add((at - first) * features));
+                self.blocks.turned(q, QUERIES.min(end - at), a.features, to.cast());
             }
-            for at in (begin..end).step_by(KEYS) {
-                self.keys((first, queries), (at, KEYS.min(end - at)), at > begin, m);
-            }
-            let total = std::slice::from_raw_parts_mut(m.total, queries);
-            let top = std::slice::from_raw_parts(m.top, queries);
-            if let Some(log) = &self.log {
-                let factor = if self.changes() { 1.0 } else { a.scale };
-                for (i, (top, total)) in top.iter().zip(total.iter()).enumerate() {
-                    let to = log.place(Dim::Query, first + i).cast::<E::Sum>();
-                    let nothing = *top == E::Sum::LOWEST;
-                    *to = if nothing { E::Sum::HIGHEST } else { E::Sum::of(top.value() * factor + total.value().ln()) };
+            let lanes = (end - first).next_multiple_of(LANES);
+            std::slice::from_raw_parts_mut(m.top, lanes).fill(E::Sum::LOWEST);
+            std::slice::from_raw_parts_mut(m.total, lanes).fill(E::Sum::default());
+            // Elements of keys are read one by one; those of values as vectors, in many turns where there are many queries.
+            let near = |x: &Array<'_>, along: Dim| E::DTYPE == <E::Sum as Real>::DTYPE && x.step(along) == bytes;
+            let k_in_place = near(&head.k, Dim::Feature);
+            let v_in_place = near(&head.v, Dim::Value) && end - first < FEW;
+            let mut begun = [false; TASK];
+            let last = a.seen(end - 1).end;
+            for key in (a.seen(first).start / KEYS * KEYS..last).step_by(KEYS) {
+                let keys = KEYS.min(last - key);
+                let (mut k, mut v) =
+                    (head.k.matrix(Dim::Key, key, Dim::Feature), head.v.matrix(Dim::Key, key, Dim::Value));
+                if !k_in_place {
+                    self.blocks.straight(k, keys, a.features, features, m.k.cast());
+                    k = Matrix { at: m.k.cast(), row: features as isize * bytes, column: bytes };
+                }
+                if !v_in_place {
+                    self.blocks.straight(v, keys, a.width, width, m.v.cast());
+                    v = Matrix { at: m.v.cast(), row: width as isize * bytes, column: bytes };
+                }
+                for (i, query) in (first..end).step_by(QUERIES).enumerate() {
+                    let pair = Pair { a, query, key, queries: QUERIES.min(end - query), keys };
+                    if !pair.seen(0, pair.queries).is_empty() {
+                        self.pair(head, &pair, (k, v), (i, begun[i]), ahead, m);
+                        begun[i] = true;
+                    }
                 }
             }
-            for (total, top) in total.iter_mut().zip(top) {
-                *total = if *top == E::Sum::LOWEST { E::Sum::default() } else { E::Sum::ONE / *total };
+            let (top, total, queries) = (m.top, m.total, end - first);
+            let factor = if self.changes { E::Sum::ONE } else { E::Sum::of(a.scale) };
+            (self.rows.end)(&End { queries, factor, top, total });
+            if let Some(log) = &head.log {
+                for i in 0..queries {
+                    *log.place(Dim::Query, first + i).cast::<E::Sum>() = *top.add(i);
+                }
             }
-            (rows.finish)(&Finish {
+            for (i, begun) in begun.into_iter().enumerate() {
+                if !begun {
+                    std::slice::from_raw_parts_mut(m.sums.add(i * QUERIES * width), QUERIES * width)
+                        .fill(E::Sum::default());
+                }
+            }
+            (self.rows.finish)(&Finish {
                 from: m.sums,
-                stride: sizes.width,
+                stride: width,
                 rows: queries,
                 width: a.width,
-                by: Some(total),
-                to: self.out.place(Dim::Query, first),
-                row_step: self.out.step(Dim::Query),
-                step: self.out.step(Dim::Value),
+                scale: E::Sum::ONE,
+                by: Some(std::slice::from_raw_parts(total, queries)),
+                to: head.out.place(Dim::Query, first),
+                row_step: head.out.step(Dim::Query),
+                step: head.out.step(Dim::Value),
             });
         }
     }
 
-    fn changes(&self) -> bool {
-        Softmax::<E::Sum>::changes(self.call.a.scale, self.call.a.cap, self.extras.any())
-    }
-
-    /// One block of keys; `more`: it is not the first one.
-    unsafe fn keys(
+    /// Block number `block` of a task's queries with the block of keys that is there. `more`: it is not their first one.
+    unsafe fn pair(
         &self,
-        (first, queries): (usize, usize),
-        (at, keys): (usize, usize),
-        more: bool,
+        head: &Head<'_>,
+        pair: &Pair<'_>,
+        (k, v): (Matrix, Matrix),
+        (block, more): (usize, bool),
+        ahead: &Ahead,
         m: &Memory<E::Sum>,
     ) {
-        let Call { a, sizes, blocks, rows, .. } = self.call;
+        let (a, Sizes { features, width, .. }) = (head.a, self.sizes);
+        let (queries, keys, line) = (pair.queries, pair.keys, stride(QUERIES));
         let bytes = size_of::<E::Sum>() as isize;
-        // The keys of this block that one of some queries sees, and the queries that see one of some keys.
-        let seen = |from: usize, to: usize| {
-            let (begin, end) = (a.seen(first + from).start, a.seen(first + to - 1).end);
-            begin.saturating_sub(at).min(keys)..end.saturating_sub(at).min(keys)
-        };
-        let seeing = |from: usize, to: usize| {
-            let begin = if a.causal { (at + from).saturating_sub(first) } else { 0 };
-            let end = a.reach.map_or(queries, |r| (at + to - 1 + r as usize).saturating_sub(first).min(queries));
-            begin.min(end)..end
-        };
+        let own = block * QUERIES;
         // SAFETY: all within the arrays, by their extents, and the parts of the scratch memory.
         unsafe {
-            let near = self.k.step(Dim::Feature) == bytes && E::DTYPE == <E::Sum as Real>::DTYPE;
-            let from = self.k.matrix(Dim::Key, at, Dim::Feature);
-            let k = if near {
-                from
-            } else {
-                blocks.straight(from, keys, a.features, sizes.features, m.k.cast());
-                Matrix { at: m.k.cast(), row: sizes.features as isize * bytes, column: bytes }
-            };
-            let padded = queries.next_multiple_of(PAD);
             let scores = Multiply {
-                rows: padded,
+                rows: queries.next_multiple_of(PAD),
                 columns: keys,
-                a: m.q.cast(),
-                a_step: QUERIES as isize * bytes,
+                a: m.q.add(own * features).cast(),
+                a_step: PANEL as isize * bytes,
+                a_panel: PANEL * a.features * bytes as usize,
                 b: k.at,
                 b_column: k.row,
                 b_step: k.column,
                 to: m.scores.cast(),
-                to_column: QUERIES as isize * bytes,
+                to_column: line as isize * bytes,
                 add: false,
             };
-            blocks.multiply(&scores, |from, to| (seeing(from, to), 0..a.features));
-            let extra = self.extras.any();
+            self.blocks.multiply(&scores, ahead, |from, to| (pair.seeing(from, to), 0..a.features));
+            let extra = head.adds();
             if extra {
-                self.extras.write::<E>((first, queries), (at, keys), m.extra, [1, QUERIES]);
+                head.write_added::<E>(pair, m.extra, [1, line]);
             }
             for lane in (0..queries).step_by(LANES) {
-                (rows.softmax)(&Softmax {
+                let end = queries.min(lane + LANES);
+                (self.rows.softmax)(&Softmax {
                     scores: m.scores.add(lane),
-                    stride: QUERIES,
-                    keys,
-                    seen: seen(lane, queries.min(lane + LANES)),
-                    ahead: (first + lane) as i64 - at as i64,
+                    stride: line,
+                    seen: pair.seen(lane, end),
+                    near: pair.seen(lane.saturating_sub(LANES), queries.min(end + LANES)),
+                    ahead: (pair.query + lane) as i64 - pair.key as i64,
                     causal: a.causal,
                     reach: a.reach,
                     scale: E::Sum::of(a.scale),
                     cap: E::Sum::of(a.cap),
                     extra: extra.then_some(m.extra.add(lane).cast_const()),
-                    top: m.top.add(lane),
-                    total: m.total.add(lane),
+                    top: m.top.add(own + lane),
+                    total: m.total.add(own + lane),
                     shrink: m.shrink.add(lane),
                 });
             }
+            let sums = m.sums.add(own * width);
             if more {
-                (rows.shrink)(m.sums, sizes.width, std::slice::from_raw_parts(m.shrink, queries));
+                (self.rows.shrink)(sums, width, std::slice::from_raw_parts(m.shrink, queries));
             }
-            blocks.straight(self.v.matrix(Dim::Key, at, Dim::Value), keys, a.width, sizes.width, m.v.cast());
             let sums = Multiply {
-                rows: sizes.width,
+                rows: a.width,
                 columns: queries,
-                a: m.v.cast(),
-                a_step: sizes.width as isize * bytes,
+                a: v.at,
+                a_step: v.row,
+                a_panel: PANEL * bytes as usize,
                 b: m.scores.cast(),
                 b_column: bytes,
-                b_step: QUERIES as isize * bytes,
-                to: m.sums.cast(),
-                to_column: sizes.width as isize * bytes,
+                b_step: line as isize * bytes,
+                to: sums.cast(),
+                to_column: width as isize * bytes,
                 add: more,
             };
-            blocks.multiply(&sums, |from, to| (0..sizes.width, seen(from, to)));
+            self.blocks.multiply(&sums, ahead, |from, to| (0..a.width, pair.seen(from, to)));
         }
     }
 }

@@ -5,14 +5,19 @@
 //! the weights anew from the logsumexp. Blocks, tiles of blocks and terms of sums that no query may see are left out. Sums are in
 //! f32 or f64.
 //!
-//! Invariants: nothing is allocated; a task is a block of queries (forward), or all queries that share keys (backward), so results do not
-//! depend on the number of threads.
+//! Operands are packed once for all blocks that read them; what the next task reads comes into the cache while this one computes.
 //!
-//! Reading order: this file, `forward.rs`, `backward.rs`, `block.rs` (products), `rows.rs` (what is between them), `real.rs`.
+//! Invariants: nothing is allocated; a task is some blocks of queries (forward), or all queries that share keys (backward), and
+//! blocks of keys are the same for all tasks, so results do not depend on the number of threads.
+//!
+//! Reading order: this file, `head.rs` (arrays), `forward.rs`, `backward.rs`, `block.rs` (products), `rows.rs` (what is between
+//! them), `real.rs`, `ahead.rs`.
 
+mod ahead;
 mod backward;
 mod block;
 mod forward;
+mod head;
 mod real;
 mod rows;
 #[cfg(test)]
@@ -20,16 +25,23 @@ mod tests;
 
 use super::pool::Pool;
 use super::product::Unit;
-use crate::program::{Attention, AttentionGrad, BufferId, Strided};
+use crate::program::{Attention, AttentionGrad, BufferId};
 use crate::types::DType;
-use block::{Matrix, PAD};
+use block::stride;
 use half::{bf16, f16};
-use real::{Real, Stored};
+use real::Real;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Queries in a block.
 const QUERIES: usize = 64;
 /// Keys in a block.
 const KEYS: usize = 128;
+/// Blocks of queries that a task of the forward pass takes through the keys together, at most.
+const TASK: usize = 4;
+/// Rows of an array that are asked for ahead, at most.
+const AHEAD: usize = 512;
+/// What the backward pass packs of keys and values together, about; it stays in the second cache.
+const CHUNK_BYTES: usize = 400 << 10;
 
 /// Bytes of scratch memory for each thread.
 pub fn scratch_bytes(a: &Attention) -> usize {
@@ -113,31 +125,47 @@ unsafe fn backward_on(
     }
 }
 
-/// Widths of rows in scratch memory.
+/// Sizes in scratch memory, in elements.
 #[derive(Clone, Copy)]
 struct Sizes {
+    /// From row to row.
     features: usize,
     width: usize,
-    /// Elements of a block of what is added to scores.
+    /// Of a block of what is added to scores.
     extra: usize,
+    /// Keys that the backward pass packs together.
+    chunk: usize,
 }
 
 impl Sizes {
     fn of(a: &Attention) -> Sizes {
         let extra = a.documents.is_some() || a.mask.is_some() || a.bias.is_some();
-        Sizes {
-            features: a.features.next_multiple_of(PAD),
-            width: a.width.next_multiple_of(PAD),
-            extra: if extra { QUERIES * KEYS } else { 0 },
-        }
+        let (features, width) = (stride(a.features), stride(a.width));
+        let most = (CHUNK_BYTES / (wide(a.dtype).bytes() * (3 * features + 2 * width))).max(KEYS) / KEYS * KEYS;
+        let chunk = most.min(a.keys.next_multiple_of(KEYS));
+        Sizes { features, width, extra: if extra { stride(QUERIES) * stride(KEYS) } else { 0 }, chunk }
     }
 
-    /// What either pass needs: the backward pass has the larger parts.
+    /// What either pass needs.
     fn elements(&self) -> usize {
-        let keys = KEYS * (3 * self.features + 3 * self.width);
-        let queries = QUERIES * (2 * self.features + 2 * self.width);
-        keys + queries + 2 * QUERIES * KEYS + self.extra + 8 * QUERIES
+        let Sizes { features, width, extra, chunk } = *self;
+        let forward = TASK * QUERIES * (features + width + 2) + KEYS * (features + width + stride(QUERIES));
+        let backward = chunk * (3 * features + 2 * width) + QUERIES * (2 * features + 2 * width + 2 * stride(KEYS) + 2);
+        forward.max(backward) + extra + 2 * QUERIES
     }
+}
+
+/// Runs each task once, as a pool does, and tells which one the thread will take next.
+fn each(pool: &Pool, tasks: usize, run: &(dyn Fn(usize, Option<usize>) + Sync)) -> Result<(), String> {
+    let next = AtomicUsize::new(0);
+    let take = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|n| *n < tasks);
+    pool.run(pool.threads().min(tasks), &|_| {
+        let mut now = take();
+        while let Some(task) = now {
+            now = take();
+            run(task, now);
+        }
+    })
 }
 
 /// Hands out parts of a thread's scratch memory.
@@ -165,129 +193,5 @@ impl<R: Real> Parts<R> {
         self.next = unsafe { at.add(elements) };
         self.left -= elements;
         at
-    }
-}
-
-/// An array of a call, at one index of the batch (and group) dims.
-#[derive(Clone, Copy)]
-struct Array<'a> {
-    at: *mut u8,
-    steps: &'a [isize],
-    /// Of an element.
-    bytes: isize,
-    dims: usize,
-}
-
-// SAFETY: only an address; tasks write disjoint elements.
-unsafe impl Sync for Array<'_> {}
-// SAFETY: as above.
-unsafe impl Send for Array<'_> {}
-
-/// A dim of an attention after those of the batch and the group.
-#[derive(Clone, Copy)]
-enum Dim {
-    Query,
-    Key,
-    Feature,
-    Value,
-}
-
-impl<'a> Array<'a> {
-    /// # Safety
-    /// The buffer must hold the array.
-    unsafe fn new(a: &Attention, s: &'a Strided, dtype: DType, locate: &dyn Fn(BufferId) -> *mut u8) -> Array<'a> {
-        let bytes = dtype.bytes();
-        // SAFETY: the caller's promise.
-        let at = unsafe { locate(s.buffer).add(s.offset * bytes) };
-        Array { at, steps: &s.steps, bytes: bytes as isize, dims: a.batch.len() + a.group.len() }
-    }
-
-    /// The array at one index of dims that begin with number `first`.
-    fn at(self, first: usize, extents: &[usize], index: usize) -> Array<'a> {
-        let (mut offset, mut rest) = (0, index);
-        for (extent, step) in extents.iter().zip(&self.steps[first..]).rev() {
-            offset += (rest % extent) as isize * step;
-            rest /= extent;
-        }
-        Array { at: self.at.wrapping_offset(offset * self.bytes), ..self }
-    }
-
-    /// Bytes from one index along a dim to the next.
-    fn step(&self, dim: Dim) -> isize {
-        self.steps[self.dims + dim as usize] * self.bytes
-    }
-
-    /// The place at an index.
-    fn place(&self, dim: Dim, index: usize) -> *mut u8 {
-        self.at.wrapping_offset(index as isize * self.step(dim))
-    }
-
-    /// The matrix of one dim by another, from an index of the first on.
-    fn matrix(&self, rows: Dim, first: usize, columns: Dim) -> Matrix {
-        Matrix { at: self.place(rows, first), row: self.step(rows), column: self.step(columns) }
-    }
-}
-
-/// What is added to scores: bias, mask and documents.
-struct Extras<'a> {
-    documents: Option<[Array<'a>; 2]>,
-    mask: Option<Array<'a>>,
-    bias: Option<Array<'a>>,
-}
-
-impl<'a> Extras<'a> {
-    /// # Safety
-    /// The buffers must hold the arrays.
-    unsafe fn new(a: &'a Attention, locate: &dyn Fn(BufferId) -> *mut u8) -> Extras<'a> {
-        // SAFETY: the caller's promise.
-        let array = |s: &'a Strided, dtype| unsafe { Array::new(a, s, dtype, locate) };
-        Extras {
-            documents: a.documents.as_ref().map(|[q, k]| [array(q, DType::I32), array(k, DType::I32)]),
-            mask: a.mask.as_ref().map(|s| array(s, DType::Bool)),
-            bias: a.bias.as_ref().map(|s| array(s, a.dtype)),
-        }
-    }
-
-    fn any(&self) -> bool {
-        self.documents.is_some() || self.mask.is_some() || self.bias.is_some()
-    }
-
-    fn at(&self, first: usize, extents: &[usize], index: usize) -> Extras<'a> {
-        let at = |x: Array<'a>| x.at(first, extents, index);
-        Extras { documents: self.documents.map(|x| x.map(at)), mask: self.mask.map(at), bias: self.bias.map(at) }
-    }
-
-    /// Writes what is added to the scores of a block, -inf where a key is not seen. Steps are those of the target.
-    ///
-    /// # Safety
-    /// The arrays must hold the block, and the target its elements.
-    unsafe fn write<E: Stored>(
-        &self,
-        (first_query, queries): (usize, usize),
-        (first_key, keys): (usize, usize),
-        to: *mut E::Sum,
-        [query_step, key_step]: [usize; 2],
-    ) {
-        // SAFETY: the caller's promise; elements by the types that the program gives.
-        unsafe {
-            for q in 0..queries {
-                let own = self.documents.map(|[x, _]| x.place(Dim::Query, first_query + q).cast::<i32>().read());
-                for k in 0..keys {
-                    let pair = |x: &Array| {
-                        x.place(Dim::Query, first_query + q)
-                            .wrapping_offset((first_key + k) as isize * x.step(Dim::Key))
-                    };
-                    let mut value =
-                        self.bias.map_or(<E::Sum as Default>::default(), |x| pair(&x).cast::<E>().read().widen());
-                    let other = |[_, x]: &[Array; 2]| x.place(Dim::Key, first_key + k).cast::<i32>().read();
-                    if self.mask.is_some_and(|x| *pair(&x) == 0)
-                        || self.documents.is_some_and(|x| own != Some(other(&x)))
-                    {
-                        value = E::Sum::LOWEST;
-                    }
-                    *to.add(q * query_step + k * key_step) = value;
-                }
-            }
-        }
     }
 }
