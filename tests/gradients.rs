@@ -698,6 +698,26 @@ fn what_does_not_matter_has_zeros_and_no_operations() {
 }
 
 #[test]
+fn constants_of_16_bit_floats_become_one_where_nothing_is_rounded() {
+    let mut c = Case::new(0);
+    for dtype in [DType::BF16, DType::F16] {
+        let of = |c: &mut Case, x: f64| c.b.splat_of(x, dtype, &[]);
+        let (three, one, tenth) = (of(&mut c, 3.0), of(&mut c, 1.0), of(&mut c, 0.1));
+        let (two, rounded) = (c.b.sub(three, one), c.b.add(one, tenth));
+        assert_eq!(c.b.splat(two), Some(2.0));
+        // 0.1 is not a number of 16 bits.
+        assert_eq!(c.b.splat(rounded), None);
+        let a = c.sized("a", 2);
+        let x = c.param_of(dtype, &[a], vec![1.5, -2.0]);
+        let cube = c.b.map(MapOp::Pow, &[x, three]);
+        let loss = c.b.sum(&[a], cube);
+        autodiff::gradients(&mut c.b, loss, &[x]);
+        let powers = c.b.graph.ops.iter().filter(|o| matches!(o.op, Op::Map(MapOp::Pow)));
+        assert!(powers.into_iter().all(|o| c.b.splat(o.args[1]).is_some()));
+    }
+}
+
+#[test]
 fn sixteen_bit_contributions_are_summed_in_f32() {
     // 512 contributions of 1 to a parameter read in bf16: bf16 sums stall at 256.
     for through_rows in [false, true] {

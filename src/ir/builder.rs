@@ -321,9 +321,18 @@ impl Builder {
         }
         let dims = self.union(args);
         let constants: Vec<Option<f64>> = args.iter().map(|a| self.splat(*a)).collect();
-        if constants.iter().all(Option::is_some) && dtype != DType::F16 && dtype != DType::BF16 {
-            let xs: Vec<f64> = constants.iter().map(|c| c.expect("checked")).collect();
-            if let Some(x) = fold_constants(op, &xs, self.dtype(args[args.len() - 1]), dtype) {
+        if let Some(xs) = constants.iter().copied().collect::<Option<Vec<f64>>>() {
+            let from = self.dtype(args[args.len() - 1]);
+            // Where 16-bit floats would round, the running program does it.
+            let same = |x: f64, t: DType| match t {
+                DType::F16 => half::f16::from_f64(x).to_f64() == x,
+                DType::BF16 => half::bf16::from_f64(x).to_f64() == x,
+                _ => true,
+            };
+            let narrow = matches!(dtype, DType::F16 | DType::BF16);
+            let exact = xs.iter().zip(args).all(|(x, a)| same(*x, self.dtype(*a)));
+            let folded = exact.then(|| fold_constants(op, &xs, from, if narrow { DType::F32 } else { dtype })).flatten();
+            if let Some(x) = folded.filter(|x| same(*x, dtype)) {
                 return Some(self.splat_of(x, dtype, &dims));
             }
         }
