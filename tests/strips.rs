@@ -89,14 +89,22 @@ fn gradients_are_applied_while_they_are_made() {
 /// Each strip packs an operand anew, which a long sum makes dearer than to store the gradient.
 #[test]
 fn gradients_of_long_sums_are_stored() {
-    let strips = |batch: &str| {
-        let text = PROGRAM.replace("OPTIMIZER", "sgd").replace("batch = 12", batch);
-        let world = Memory(BTreeMap::from([("two.pta".into(), text)]));
-        let request = Request { path: "two.pta".into(), ..Request::default() };
-        let options = Options { request, ..Options::default() };
-        let graphs = pipeline::graphs(&options, &world).unwrap_or_else(|_| panic!("a sound program"));
-        let module = pipeline::lowered(&graphs, &[pipeline::TRAIN], &graphs.findings.sources, &options);
-        module.program.routines[0].steps.iter().filter(|s| matches!(s.action, Action::Finished(_))).count()
-    };
-    assert_eq!((strips("batch = 300"), strips("batch = 440")), (2, 0));
+    let strips = |batch| strips(&format!("batch = {batch}, wide = 1030, tall = 1100"));
+    assert_eq!((strips(300), strips(440)), (2, 0));
+}
+
+/// The gradient of a hidden layer is large here, and its sum short; those of the parameters are small.
+#[test]
+fn gradients_of_activations_are_stored() {
+    assert_eq!(strips("batch = 1100, wide = 32, tall = 1000"), 0);
+}
+
+fn strips(dims: &str) -> usize {
+    let text = PROGRAM.replace("OPTIMIZER", "sgd").replace("batch = 12, wide = 1030, tall = 1100", dims);
+    let world = Memory(BTreeMap::from([("two.pta".into(), text)]));
+    let request = Request { path: "two.pta".into(), ..Request::default() };
+    let options = Options { request, ..Options::default() };
+    let graphs = pipeline::graphs(&options, &world).unwrap_or_else(|_| panic!("a sound program"));
+    let module = pipeline::lowered(&graphs, &[pipeline::TRAIN], &graphs.findings.sources, &options);
+    module.program.routines[0].steps.iter().filter(|s| matches!(s.action, Action::Finished(_))).count()
 }

@@ -1,6 +1,5 @@
-//! Products whose result one kernel reads, and nobody else: the product is made strip by strip, and the kernel runs over each
-//! strip while it is in the cache, so that the result is never in memory as a whole. An optimizer then applies gradients that
-//! were never stored.
+//! Gradients that one kernel reads, which updates parameters by them, and nobody else: the product is made strip by strip, and
+//! the kernel runs over each strip while it is in the cache, so that the gradient is never in memory as a whole.
 
 use super::Lowerer;
 use crate::kernel::{Kernel, Node};
@@ -60,6 +59,11 @@ impl Lowerer<'_, '_> {
         let (rows, width) = gemm.c_rows()?;
         let large = buffer.bytes() >= LEAST_BYTES && gemm.k <= MOST_SUMS;
         if !plain || !large || !matches!(buffer.place, Place::Arena(_)) || rows * width != buffer.elements {
+            return None;
+        }
+        // Other kernels read little beside the result, which costs less than products that threads make alone.
+        let updates = |b: BufferId| matches!(self.routine.buffer(b).place, Place::Param(_));
+        if !launch.args.iter().any(|a| a.access.writes() && updates(a.buffer)) {
             return None;
         }
         // What the kernel writes is not what later strips are made of.
