@@ -275,3 +275,17 @@ fn files_that_the_readme_names_exist() {
     }
     assert!(wrong.is_empty(), "{wrong}");
 }
+
+#[test]
+fn noted_instruction_counts_are_those_of_the_script() {
+    let read = |name: &str| std::fs::read_to_string(root().join("benches").join(name)).expect("it is there");
+    let script = read("instructions.sh");
+    let cases = script.split_once("cases=(").and_then(|(_, rest)| rest.split_once("\n)")).expect("a list of cases").0;
+    let names = cases.lines().filter_map(|l| Some(l.trim().strip_prefix('"')?.split_once(':')?.0.to_string()));
+    let noted: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_str(&read("instructions.json")).expect("an object");
+    assert_eq!(noted.keys().cloned().collect::<Vec<_>>(), names.collect::<Vec<_>>());
+    for (name, count) in &noted {
+        assert!(count.as_u64().is_some_and(|n| n > 1_000_000), "{name}: {count}");
+    }
+}
