@@ -4,6 +4,7 @@ use super::cache::Cache;
 use super::options::processors;
 use super::show;
 use crate::codegen::cpu::Target;
+use crate::runtime::device::product::Unit;
 use crate::types::counted;
 
 pub struct Report {
@@ -23,6 +24,7 @@ pub fn report(threads: usize, cache: Option<&Cache>) -> Report {
         }
         Err(why) => Some(why.clone()),
     };
+    facts.push(("products", Unit::best().name().to_string()));
     facts.push(("processors", processors().to_string()));
     facts.push(("threads", if threads == 0 { processors() } else { threads }.to_string()));
     if let Some((total, free)) = memory() {

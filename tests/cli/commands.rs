@@ -243,6 +243,7 @@ fn a_reader_that_goes_away_is_no_error() {
 #[test]
 fn doctor_and_completions() {
     let folder = tiny();
-    assert!(succeeds(folder.path(), &["doctor"]).contains("processors"));
+    let doctor = succeeds(folder.path(), &["doctor"]);
+    assert!(["products", "processors"].iter().all(|fact| doctor.contains(fact)), "{doctor}");
     assert!(succeeds(folder.path(), &["completions", "bash"]).contains("partita"));
 }

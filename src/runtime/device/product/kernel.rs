@@ -116,6 +116,18 @@ impl Unit {
         Unit::Plain
     }
 
+    /// What it is called, for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Unit::Amx => "AVX-512, bf16 by AMX",
+            Unit::Avx512 { bf16: true } => "AVX-512, bf16 in pairs",
+            Unit::Avx512 { bf16: false } => "AVX-512",
+            Unit::Avx2 => "AVX2",
+            Unit::Neon => "NEON",
+            Unit::Plain => "plain loops",
+        }
+    }
+
     /// For operands of `dtype` and results of type `out`. The unit must be one of this processor.
     pub fn kernel(self, dtype: DType, out: DType) -> Kernel {
         let wide = dtype == DType::F64 || out == DType::F64;
