@@ -331,7 +331,8 @@ impl Builder {
             };
             let narrow = matches!(dtype, DType::F16 | DType::BF16);
             let exact = xs.iter().zip(args).all(|(x, a)| same(*x, self.dtype(*a)));
-            let folded = exact.then(|| fold_constants(op, &xs, from, if narrow { DType::F32 } else { dtype })).flatten();
+            let folded =
+                exact.then(|| fold_constants(op, &xs, from, if narrow { DType::F32 } else { dtype })).flatten();
             if let Some(x) = folded.filter(|x| same(*x, dtype)) {
                 return Some(self.splat_of(x, dtype, &dims));
             }
