@@ -1,8 +1,9 @@
 //! Tiles of 256-bit vectors: 24 rows of f32 or 12 of f64 by 4 columns, which is what 16 registers hold.
 
+use super::few::{Few, few};
 use super::kernel::Kernel;
 use super::pack::{Brain, Double, Form, Pack, PackFn, Single, Small, Wide, pack};
-use super::tile::{Dots, Simd, Tile, dots, tile, tiles};
+use super::tile::{Simd, Tile, tile, tiles};
 use crate::types::DType;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
@@ -102,9 +103,9 @@ unsafe fn tile_256<S: Simd, const V: usize, const N: usize>(t: &Tile) {
 }
 
 #[target_feature(enable = "avx2,fma")]
-unsafe fn dots_256<S: Simd>(d: &Dots) {
+unsafe fn few_256<S: Simd>(f: &Few) {
     // SAFETY: as promised by the caller.
-    unsafe { dots::<S>(d) }
+    unsafe { few::<S>(f) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -125,7 +126,7 @@ pub fn kernel(dtype: DType, wide: bool) -> Kernel {
         return Kernel {
             lanes: 4,
             tiles,
-            dots: dots_256::<F64>,
+            few: few_256::<F64>,
             pack,
             packed: 8,
             group: 1,
@@ -145,7 +146,7 @@ pub fn kernel(dtype: DType, wide: bool) -> Kernel {
     Kernel {
         lanes: 8,
         tiles,
-        dots: dots_256::<F32>,
+        few: few_256::<F32>,
         pack,
         packed: 4,
         group: 1,

@@ -3,9 +3,10 @@
 //! `vdpbf16ps` multiplies pairs of bf16 and adds both products to an f32. It takes numbers below the normal range of f32
 //! for zero and rounds in its own order, so its results differ from those of other units in the last bits.
 
+use super::few::{Few, few};
 use super::kernel::Kernel;
 use super::pack::{Blocks, Brain, Double, Form, Pack, PackFn, Pairs, Single, Small, Wide, pack};
-use super::tile::{Dots, Simd, Tile, dots, tile, tiles};
+use super::tile::{Simd, Tile, tile, tiles};
 use crate::types::DType;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
@@ -123,9 +124,9 @@ unsafe fn tile_512<S: Simd, const V: usize, const N: usize>(t: &Tile) {
 }
 
 #[target_feature(enable = "avx512f")]
-unsafe fn dots_512<S: Simd>(d: &Dots) {
+unsafe fn few_512<S: Simd>(f: &Few) {
     // SAFETY: as promised by the caller.
-    unsafe { dots::<S>(d) }
+    unsafe { few::<S>(f) }
 }
 
 #[target_feature(enable = "avx512f,avx512bf16")]
@@ -152,7 +153,7 @@ pub fn kernel(dtype: DType, wide: bool, pairs: bool) -> Kernel {
         return Kernel {
             lanes: 8,
             tiles,
-            dots: dots_512::<F64>,
+            few: few_512::<F64>,
             pack,
             packed: 8,
             group: 1,
@@ -167,7 +168,7 @@ pub fn kernel(dtype: DType, wide: bool, pairs: bool) -> Kernel {
         lanes: 16,
 
         tiles: tiles!(tile_512, F32, [1 2 3 4], [1 2 3 4 5 6]),
-        dots: dots_512::<F32>,
+        few: few_512::<F32>,
         pack: pack_512::<Single>,
         packed: 4,
         group: 1,

@@ -3,11 +3,12 @@
 use super::super::pool::{Pool, worker};
 use super::super::share::Shared;
 use super::Product;
+use super::few::Few;
 use super::finish::Finish;
 use super::kernel::Unit;
 use super::pack::Pack;
 use super::plan::{OWN, Own, SPLIT_WORK, Task, cut};
-use super::tile::{Ahead, Dots, TURN, Tile};
+use super::tile::{Ahead, TURN, Tile};
 use std::ops::Range;
 
 /// Where operands begin.
@@ -233,15 +234,17 @@ impl Task<'_> {
                     }
                 };
                 let add = number > 0 || (self.product.accumulate && !self.own_c);
-                if self.dots {
-                    (kernel.dots)(&Dots {
+                if self.few {
+                    (kernel.few)(&Few {
                         rows: rows.len(),
                         columns: columns.len(),
                         k: terms,
                         a,
                         a_row: self.a_row,
+                        a_k: self.a_k,
                         b: b.at,
                         b_column: b.column,
+                        b_k: b.step,
                         c,
                         c_row: if self.own_c { sum as isize } else { self.c_row },
                         c_column,

@@ -1,7 +1,8 @@
 //! Which instructions compute a product: the kinds of processors that tiles are written for, found out at run time.
 
+use super::few::FewFn;
 use super::pack::PackFn;
-use super::tile::{DotsFn, Tiles};
+use super::tile::Tiles;
 use crate::types::DType;
 
 /// A set of instructions that products are computed with.
@@ -25,8 +26,8 @@ pub struct Kernel {
     /// Sums in one vector.
     pub lanes: usize,
     pub tiles: Tiles,
-    /// Of operands that are the same as packed.
-    pub dots: DotsFn,
+    /// For few columns, of operands that are the same as packed.
+    pub few: FewFn,
     pub pack: PackFn,
     /// Bytes of a packed element.
     pub packed: usize,

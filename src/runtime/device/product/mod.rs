@@ -10,6 +10,7 @@
 //! same for any number of threads. On x86-64 with FMA and on aarch64 they are the same for f32 and f64, too.
 //!
 //! Reading order: this file, `plan.rs` (what is packed, and how the work is cut), `block.rs` (loops), `pack.rs`, `tile.rs`,
+//! `few.rs`,
 //! `kernel.rs` and the units that it chooses from, `finish.rs`, `integers.rs`.
 
 #[cfg(target_arch = "x86_64")]
@@ -19,6 +20,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod block;
+mod few;
 mod finish;
 mod integers;
 mod kernel;

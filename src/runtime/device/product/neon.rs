@@ -1,8 +1,9 @@
 //! Tiles of the 128-bit vectors of aarch64: 12 rows of f32 or 6 of f64 by 8 columns.
 
+use super::few::{Few, few};
 use super::kernel::Kernel;
 use super::plain::packing;
-use super::tile::{Dots, Simd, Tile, dots, tile, tiles};
+use super::tile::{Simd, Tile, tile, tiles};
 use crate::types::DType;
 use std::arch::aarch64::*;
 
@@ -79,9 +80,9 @@ unsafe fn tile_128<S: Simd, const V: usize, const N: usize>(t: &Tile) {
 }
 
 #[target_feature(enable = "neon")]
-unsafe fn dots_128<S: Simd>(d: &Dots) {
+unsafe fn few_128<S: Simd>(f: &Few) {
     // SAFETY: as promised by the caller.
-    unsafe { dots::<S>(d) }
+    unsafe { few::<S>(f) }
 }
 
 pub fn kernel(dtype: DType, wide: bool) -> Kernel {
@@ -91,7 +92,7 @@ pub fn kernel(dtype: DType, wide: bool) -> Kernel {
         return Kernel {
             lanes: 2,
             tiles,
-            dots: dots_128::<F64>,
+            few: few_128::<F64>,
             pack,
             packed: 8,
             group: 1,
@@ -106,7 +107,7 @@ pub fn kernel(dtype: DType, wide: bool) -> Kernel {
     Kernel {
         lanes: 4,
         tiles,
-        dots: dots_128::<F32>,
+        few: few_128::<F32>,
         pack,
         packed: 4,
         group: 1,

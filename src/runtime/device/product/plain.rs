@@ -1,8 +1,9 @@
 //! Tiles of plain loops over four lanes, for processors without a unit of their own here.
 
+use super::few::{Few, few};
 use super::kernel::Kernel;
 use super::pack::{Brain, Double, Form, Pack, PackFn, Single, Small, Wide, pack};
-use super::tile::{Dots, Simd, Tile, dots, tile, tiles};
+use super::tile::{Simd, Tile, tile, tiles};
 use crate::types::DType;
 use half::{bf16, f16};
 
@@ -77,9 +78,9 @@ unsafe fn tile_plain<S: Simd, const V: usize, const N: usize>(t: &Tile) {
     unsafe { tile::<S, V, N>(t) }
 }
 
-unsafe fn dots_plain<S: Simd>(d: &Dots) {
+unsafe fn few_plain<S: Simd>(f: &Few) {
     // SAFETY: as promised by the caller.
-    unsafe { dots::<S>(d) }
+    unsafe { few::<S>(f) }
 }
 
 /// # Safety
@@ -109,7 +110,7 @@ pub fn kernel(dtype: DType, wide: bool) -> Kernel {
         return Kernel {
             lanes: LANES,
             tiles,
-            dots: dots_plain::<F64>,
+            few: few_plain::<F64>,
             pack,
             packed: 8,
             group: 1,
@@ -124,7 +125,7 @@ pub fn kernel(dtype: DType, wide: bool) -> Kernel {
     Kernel {
         lanes: LANES,
         tiles,
-        dots: dots_plain::<F32>,
+        few: few_plain::<F32>,
         pack,
         packed: 4,
         group: 1,

@@ -30,8 +30,10 @@ pub const SCRATCH: usize = OWN + SHARED_BYTES + 64;
 
 /// Columns up to which it does not pay to pack rows that lie side by side already.
 const FEW_COLUMNS: usize = 24;
-/// Columns up to which dot products are worth it where all runs along k.
-const DOT_COLUMNS: usize = 3;
+/// Columns up to which a passes through once without tiles.
+const FEW: usize = 3;
+/// Most and least tiles of a part then: rows are read in long runs.
+const TILES_OF_FEW: (usize, usize) = (32, 4);
 /// Bytes of an operand that stay in the first-level cache, packed or not.
 const SMALL: usize = 32 << 10;
 /// Bytes of an operand that do not stay in the second-level cache.
@@ -64,8 +66,8 @@ pub struct Task<'a> {
     pub pack_b: bool,
     /// Whether sums are made in scratch memory and then go to their place.
     pub own_c: bool,
-    /// Whether both operands run along k and there are so few columns that dot products are best.
-    pub dots: bool,
+    /// Whether there are so few columns that no tiles are needed: both operands run along k, or the rows do.
+    pub few: bool,
 }
 
 /// Where the parts of a thread's own scratch memory begin.
@@ -115,12 +117,14 @@ impl<'a> Task<'a> {
             pack_a: true,
             pack_b: true,
             own_c: product.out != kernel.sum,
-            dots: false,
+            few: false,
         };
         let along = |step: isize| step == read;
-        task.dots =
-            kernel.same && task.columns <= DOT_COLUMNS && along(task.a_k) && along(task.b_k) && !along(task.a_row);
-        if task.dots {
+        let dense = task.own_c || task.c_row == written;
+        let rows_run = along(task.a_row) && dense;
+        let terms_run = along(task.a_k) && along(task.b_k) && !along(task.a_row);
+        task.few = kernel.same && task.columns <= FEW && (rows_run || terms_run);
+        if task.few {
             (task.pack_a, task.pack_b) = (false, false);
         } else {
             task.own_c |= task.c_row != written;
@@ -149,7 +153,10 @@ impl<'a> Task<'a> {
     /// Cycles, roughly.
     fn cost(&self) -> f64 {
         let (lanes, columns) = (self.kernel.lanes, self.kernel.columns());
-        if self.dots {
+        if self.few && self.a_row == self.kernel.packed as isize {
+            return (self.rows.div_ceil(lanes) * self.columns * self.k) as f64 * 0.6;
+        }
+        if self.few {
             return (self.rows * self.columns) as f64 * (self.k as f64 / lanes as f64 + 8.0);
         }
         let vectors = self.rows.div_ceil(lanes);
@@ -201,7 +208,7 @@ impl<'a> Task<'a> {
     pub fn chunk(&self) -> usize {
         let most = if self.kernel.columns() < 16 { chunk_steps(self.kernel.packed) } else { CHUNK_OF_MANY };
         let steps = self.steps().max(1);
-        if self.dots {
+        if self.few {
             return steps;
         }
         steps.div_ceil(steps.div_ceil(most)).next_multiple_of(self.kernel.pad.max(8))
@@ -260,10 +267,12 @@ impl<'a> Task<'a> {
         // Few rows are cut along the columns, too.
         let wanted = if threads == 1 { 1 } else { (PARTS * threads).div_ceil(self.rows.div_ceil(unit)) };
         let column_parts = wanted.min(self.columns / FEW_TO_SHARE).max(fit);
+        let (most, least) = if self.few { TILES_OF_FEW } else { (ROW_TILES, 1) };
         Parts {
             rows: self.rows,
             unit,
-            most: ROW_TILES,
+            most,
+            least,
             threads,
             columns: self.columns,
             column_parts,
@@ -318,8 +327,9 @@ pub struct Parts {
     rows: usize,
     /// Rows of a tile.
     unit: usize,
-    /// Tiles of the longest part.
+    /// Tiles of the longest part, and of the shortest one but the last.
     most: usize,
+    least: usize,
     threads: usize,
     columns: usize,
     column_parts: usize,
@@ -330,7 +340,8 @@ pub struct Parts {
 impl Parts {
     /// Tiles along the rows of the next part where so many are left.
     fn next(&self, left: usize) -> usize {
-        if self.threads == 1 { left.min(self.most) } else { left.div_ceil(2 * self.threads).min(self.most) }
+        let wanted = if self.threads == 1 { left } else { left.div_ceil(2 * self.threads).max(self.least) };
+        wanted.min(self.most).min(left)
     }
 
     fn units(&self) -> usize {

@@ -171,66 +171,6 @@ pub unsafe fn tile<S: Simd, const V: usize, const N: usize>(t: &Tile) {
     }
 }
 
-/// Sums along k where both operands run along k: for each of the rows of a and the few columns of b. Steps are in bytes.
-pub struct Dots {
-    pub rows: usize,
-    pub columns: usize,
-    pub k: usize,
-    pub a: *const u8,
-    pub a_row: isize,
-    pub b: *const u8,
-    pub b_column: isize,
-    /// In the type of the sum.
-    pub c: *mut u8,
-    pub c_row: isize,
-    pub c_column: isize,
-    pub add: bool,
-}
-
-pub type DotsFn = unsafe fn(&Dots);
-
-/// Vectors of sums of one dot product.
-const SUMS: usize = 4;
-
-/// # Safety
-/// All that is named must be valid, and the processor must have the unit. Operands are packed elements.
-#[inline(always)]
-pub unsafe fn dots<S: Simd>(d: &Dots) {
-    let vector = S::LANES * S::BYTES;
-    // SAFETY: as promised by the caller.
-    unsafe {
-        for row in 0..d.rows as isize {
-            for column in 0..d.columns as isize {
-                let (mut a, mut b) = (d.a.offset(row * d.a_row), d.b.offset(column * d.b_column));
-                let mut sums = [S::zero(); SUMS];
-                for _ in 0..d.k / (SUMS * S::LANES) {
-                    for (i, sum) in sums.iter_mut().enumerate() {
-                        *sum = S::multiply_add(S::load(a.add(i * vector)), S::load(b.add(i * vector)), *sum);
-                    }
-                    (a, b) = (a.add(SUMS * vector), b.add(SUMS * vector));
-                }
-                let mut left = d.k % (SUMS * S::LANES);
-                while left > 0 {
-                    let mask = S::mask(left.min(S::LANES));
-                    sums[0] = S::multiply_add(S::load_part(a, mask), S::load_part(b, mask), sums[0]);
-                    left -= left.min(S::LANES);
-                    (a, b) = (a.wrapping_add(vector), b.wrapping_add(vector));
-                }
-                let sum = S::add(S::add(sums[0], sums[1]), S::add(sums[2], sums[3]));
-                let mut lanes = [S::Sum::default(); 16];
-                S::store(lanes.as_mut_ptr().cast(), sum);
-                let mut width = S::LANES;
-                while width > 1 {
-                    width /= 2;
-                    (0..width).for_each(|i| lanes[i] = lanes[i] + lanes[i + width]);
-                }
-                let c = d.c.offset(row * d.c_row + column * d.c_column).cast::<S::Sum>();
-                *c = if d.add { *c + lanes[0] } else { lanes[0] };
-            }
-        }
-    }
-}
-
 /// The table of tiles of a unit: for each number of vectors those of 1, 2, .. columns, behind a function that switches
 /// the unit's instructions on.
 macro_rules! tiles {
