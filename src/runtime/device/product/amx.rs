@@ -170,8 +170,7 @@ unsafe fn sums<const V: usize, const N: usize>(t: &Tile, c: *mut u8, step: isize
             }
         }
         let (mut a, mut b) = (t.a, t.b);
-        let far = t.b.wrapping_offset(SIDE as isize * t.b_columns);
-        let between = far.offset_from(t.b);
+        let between = SIDE as isize * t.b_columns;
         let mut ahead = t.ahead.far;
         for turn in 0..t.k / SIDE {
             for i in turn * (SIDE / TURN)..(turn + 1) * (SIDE / TURN) {

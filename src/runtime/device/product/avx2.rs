@@ -123,19 +123,7 @@ pub fn kernel(dtype: DType, wide: bool) -> Kernel {
             _ => pack_256::<Double>,
         };
         let (tiles, same) = (tiles!(tile_256, F64, [1 2 3], [1 2 3 4]), dtype == DType::F64);
-        return Kernel {
-            lanes: 4,
-            tiles,
-            few: few_256::<F64>,
-            pack,
-            packed: 8,
-            group: 1,
-            pad: 1,
-            done: None,
-            pack_apart: None,
-            sum: DType::F64,
-            same,
-        };
+        return Kernel::of_numbers(DType::F64, 4, tiles, few_256::<F64>, pack, same);
     }
     let pack: PackFn = match dtype {
         DType::F16 => pack_256::<Small<true>>,
@@ -143,17 +131,5 @@ pub fn kernel(dtype: DType, wide: bool) -> Kernel {
         _ => pack_256::<Single>,
     };
     let (tiles, same) = (tiles!(tile_256, F32, [1 2 3], [1 2 3 4]), dtype == DType::F32);
-    Kernel {
-        lanes: 8,
-        tiles,
-        few: few_256::<F32>,
-        pack,
-        packed: 4,
-        group: 1,
-        pad: 1,
-        done: None,
-        pack_apart: None,
-        sum: DType::F32,
-        same,
-    }
+    Kernel::of_numbers(DType::F32, 8, tiles, few_256::<F32>, pack, same)
 }

@@ -150,34 +150,10 @@ pub fn kernel(dtype: DType, wide: bool, pairs: bool) -> Kernel {
             _ => pack_512::<Double>,
         };
         let (tiles, same) = (tiles!(tile_512, F64, [1 2 3 4], [1 2 3 4 5 6]), dtype == DType::F64);
-        return Kernel {
-            lanes: 8,
-            tiles,
-            few: few_512::<F64>,
-            pack,
-            packed: 8,
-            group: 1,
-            pad: 1,
-            done: None,
-            pack_apart: None,
-            sum: DType::F64,
-            same,
-        };
+        return Kernel::of_numbers(DType::F64, 8, tiles, few_512::<F64>, pack, same);
     }
-    let kernel = Kernel {
-        lanes: 16,
-
-        tiles: tiles!(tile_512, F32, [1 2 3 4], [1 2 3 4 5 6]),
-        few: few_512::<F32>,
-        pack: pack_512::<Single>,
-        packed: 4,
-        group: 1,
-        pad: 1,
-        done: None,
-        pack_apart: None,
-        sum: DType::F32,
-        same: false,
-    };
+    let tiles = tiles!(tile_512, F32, [1 2 3 4], [1 2 3 4 5 6]);
+    let kernel = Kernel::of_numbers(DType::F32, 16, tiles, few_512::<F32>, pack_512::<Single>, false);
     match dtype {
         DType::BF16 if pairs => Kernel {
             tiles: tiles!(tile_bf16, Bf16, [1 2 3 4], [1 2 3 4 5 6]),

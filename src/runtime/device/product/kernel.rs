@@ -46,6 +46,12 @@ pub struct Kernel {
 }
 
 impl Kernel {
+    /// Of operands whose packed elements are numbers of the sum's type; `same` where they are that already.
+    pub fn of_numbers(sum: DType, lanes: usize, tiles: Tiles, few: FewFn, pack: PackFn, same: bool) -> Kernel {
+        let packed = sum.bytes();
+        Kernel { lanes, tiles, few, pack, packed, pack_apart: None, group: 1, pad: 1, done: None, sum, same }
+    }
+
     /// Rows of a full tile.
     pub fn rows(&self) -> usize {
         self.lanes * self.tiles.len()
@@ -74,16 +80,9 @@ impl Unit {
         let best = Unit::best();
         let mut all = vec![best];
         match best {
-            Unit::Amx => {
-                all.extend(
-                    [false, true].into_iter().filter(|&bf16| !bf16 || has_pairs()).map(|bf16| Unit::Avx512 { bf16 }),
-                );
-                all.extend([Unit::Avx2, Unit::Plain]);
-            }
-            Unit::Avx512 { bf16 } => {
-                if has_pairs() {
-                    all.push(Unit::Avx512 { bf16: !bf16 });
-                }
+            Unit::Amx | Unit::Avx512 { .. } => {
+                let kinds = [false, true].map(|bf16| Unit::Avx512 { bf16 });
+                all.extend(kinds.into_iter().take(1 + usize::from(has_pairs())).filter(|unit| *unit != best));
                 all.extend([Unit::Avx2, Unit::Plain]);
             }
             Unit::Avx2 | Unit::Neon => all.push(Unit::Plain),

@@ -9,10 +9,11 @@
 //! work is cut along rows, columns and batches, never along a summed dim, and all tiles sum alike, so results are the
 //! same for any number of threads. On x86-64 with FMA and on aarch64 they are the same for f32 and f64, too.
 //!
-//! Reading order: this file, `plan.rs` (what is packed, and how the work is cut), `block.rs` (loops), `pack.rs`, `tile.rs`,
+//! Reading order: this file, `plan.rs` (what is packed, and how the work is cut), `block.rs` (loops), `ahead.rs`, `pack.rs`, `tile.rs`,
 //! `few.rs`,
 //! `kernel.rs` and the units that it chooses from, `finish.rs`, `integers.rs`.
 
+mod ahead;
 #[cfg(target_arch = "x86_64")]
 mod amx;
 #[cfg(target_arch = "x86_64")]

@@ -107,32 +107,8 @@ pub fn kernel(dtype: DType, wide: bool) -> Kernel {
     let pack = packing(dtype, wide);
     if wide {
         let (tiles, same) = (tiles!(tile_plain, F64, [1 2 3], [1 2 3 4]), dtype == DType::F64);
-        return Kernel {
-            lanes: LANES,
-            tiles,
-            few: few_plain::<F64>,
-            pack,
-            packed: 8,
-            group: 1,
-            pad: 1,
-            done: None,
-            pack_apart: None,
-            sum: DType::F64,
-            same,
-        };
+        return Kernel::of_numbers(DType::F64, LANES, tiles, few_plain::<F64>, pack, same);
     }
     let (tiles, same) = (tiles!(tile_plain, F32, [1 2 3], [1 2 3 4]), dtype == DType::F32);
-    Kernel {
-        lanes: LANES,
-        tiles,
-        few: few_plain::<F32>,
-        pack,
-        packed: 4,
-        group: 1,
-        pad: 1,
-        done: None,
-        pack_apart: None,
-        sum: DType::F32,
-        same,
-    }
+    Kernel::of_numbers(DType::F32, LANES, tiles, few_plain::<F32>, pack, same)
 }
