@@ -1,23 +1,24 @@
-//! `partita train --profile` and `--trace`: where the time went.
+//! `partita train --profile` and `--trace`, `partita sample --profile`: where the time went.
 
 use super::output::Output;
 use crate::driver::engine::Compiled;
 use crate::driver::findings::Outcome;
 use crate::driver::overwrite;
 use crate::driver::profile::{Line, Report, trace};
+use crate::runtime::exec::Executor;
 use std::fmt::Write;
 use std::path::Path;
 
 /// Rows of a table; what is left is added up.
 const ROWS: usize = 25;
 
-/// Prints where the time of a training step went.
-pub fn print(engine: &mut Compiled, out: &mut Output) {
-    let Some(r) = Report::of(engine) else { return out.line("no step was profiled") };
+/// Prints where the time of the runs of a routine went, each of which is a `unit`.
+pub fn print(exec: &mut Executor, routine: &str, unit: &str, out: &mut Output) {
+    let Some(r) = Report::of(exec, routine) else { return out.line(format!("no {unit} was profiled")) };
     let mut text = String::new();
     let share = |x: f64| 100.0 * x / r.seconds.max(1e-12);
-    let steps = if r.runs == 1 { "one step".to_string() } else { format!("{} steps after the first", r.runs) };
-    let _ = writeln!(text, "profile of {steps}: {} each, median {}", milliseconds(r.seconds), milliseconds(r.median));
+    let runs = if r.runs == 1 { format!("one {unit}") } else { format!("{} {unit}s after the first", r.runs) };
+    let _ = writeln!(text, "profile of {runs}: {} each, median {}", milliseconds(r.seconds), milliseconds(r.median));
     let _ = writeln!(
         text,
         "this machine at best: {:.0} GFLOP/s (f32), {:.1} GB/s (reads), with these threads",
@@ -28,7 +29,7 @@ pub fn print(engine: &mut Compiled, out: &mut Output) {
     let least: f64 = r.kinds.iter().map(|k| k.least).sum();
     let _ = writeln!(
         text,
-        "{:.1} GFLOP a step, {:.1} GFLOP/s; the roofline of its kernels is {} ({:.0} %)",
+        "{:.1} GFLOP a {unit}, {:.1} GFLOP/s; the roofline of its kernels is {} ({:.0} %)",
         flops / 1e9,
         flops / r.seconds.max(1e-12) / 1e9,
         milliseconds(least),
@@ -40,14 +41,15 @@ pub fn print(engine: &mut Compiled, out: &mut Output) {
     }
     let _ = writeln!(text, "  {:<10} {:>12} {:>5.1} %", "dispatch", milliseconds(r.dispatch()), share(r.dispatch()));
     let _ = writeln!(text, "of these, waiting for another thread {:.1} %", share(r.waited));
-    table(&mut text, "by kernel", &r.steps, r.seconds, |l| format!("{} {}", l.what, l.place));
-    table(&mut text, "by line", &r.places, r.seconds, |l| l.place.clone());
+    table(&mut text, ("by kernel", unit), &r.steps, r.seconds, |l| format!("{} {}", l.what, l.place));
+    table(&mut text, ("by line", unit), &r.places, r.seconds, |l| l.place.clone());
     out.text(&text);
 }
 
-fn table(text: &mut String, title: &str, lines: &[Line], all: f64, name: impl Fn(&Line) -> String) {
+fn table(text: &mut String, (title, unit): (&str, &str), lines: &[Line], all: f64, name: impl Fn(&Line) -> String) {
     let _ = writeln!(text, "\n{title}");
-    let _ = writeln!(text, "     time/step   share  calls  GFLOP/s    GB/s  of roof");
+    let time = format!("time/{unit}");
+    let _ = writeln!(text, "  {time:>12}   share  calls  GFLOP/s    GB/s  of roof");
     let mut row = |l: &Line, name: &str| {
         let t = l.seconds.max(1e-12);
         let _ = writeln!(

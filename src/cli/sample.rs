@@ -2,16 +2,17 @@
 
 use super::args::CompileArgs;
 use super::output::Output;
-use super::{Code, OK, train};
+use super::{Code, OK, profile, train};
 use crate::diag::Diagnostic;
 use crate::driver::compile::{self, Compilation};
 use crate::driver::findings::{Findings, Outcome};
 use crate::driver::recipe::Recipe;
-use crate::driver::sample::{self, SampleRecipe};
+use crate::driver::sample::{self, STEP, SampleRecipe, WHOLE};
 use crate::driver::sampler::{Draws, Sampler, Weights};
 use crate::program::Program;
 use crate::runtime::RuntimeError;
 use crate::runtime::checkpoint::Checkpoint;
+use crate::runtime::exec::ExecOptions;
 use crate::runtime::tokenizer::Codec;
 use crate::source::{Disk, SourceMap};
 use clap::Args;
@@ -60,6 +61,9 @@ pub struct How {
     /// Draw among the most likely elements that together have this probability
     #[arg(long, value_name = "P")]
     pub top_p: Option<f64>,
+    /// Say at the end where the time of a token (of a written-out sampler: of a sample) went
+    #[arg(long)]
+    pub profile: bool,
     /// Where the arrays of a written-out sampler go, as .npy files
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
@@ -115,7 +119,8 @@ pub fn sampled(
         }
     };
     let draws = Draws { temperature: how.temperature, top_k: how.top_k, top_p: how.top_p };
-    let mut sampler = Sampler::open(program, recipe, from, draws, how.seed, threads)
+    let options = ExecOptions { threads, timing: how.profile, ..ExecOptions::default() };
+    let mut sampler = Sampler::open(program, recipe, from, draws, how.seed, options)
         .map_err(|stop| Findings::of_stop(stop, sources))?;
     sampler.set_inputs(&how.input)?;
     if sampler.recipe().fed.is_none() {
@@ -141,6 +146,9 @@ pub fn sampled(
         }
     }
     out.line("");
+    if how.profile {
+        profile::print(sampler.executor_mut(), STEP, "token", out);
+    }
     Ok(OK)
 }
 
@@ -233,6 +241,9 @@ fn arrays(sampler: &mut Sampler, how: &How, sources: &SourceMap, out: &mut Outpu
             sample::write_npy(&path, &s)?;
             out.line(format!("{}: {} {:?}", path.display(), s.dtype, s.shape));
         }
+    }
+    if how.profile {
+        profile::print(sampler.executor_mut(), WHOLE, "sample", out);
     }
     Ok(OK)
 }

@@ -98,7 +98,7 @@ pub fn profiled(
     }
     let code = follow(recipe, engine, request, sources, timed, out)?;
     if how.profile {
-        profile::print(engine, out);
+        profile::print(engine.executor_mut(), pipeline::TRAIN, "step", out);
     }
     if let Some(path) = &how.trace {
         profile::write(engine, path)?;

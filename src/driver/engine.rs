@@ -8,7 +8,7 @@ use crate::ir::{self, Graph};
 use crate::program::{self, OutputKind, Program, Source};
 use crate::runtime::RuntimeError;
 use crate::runtime::data::Batch;
-use crate::runtime::exec::{ExecOptions, Executor, Roof, RunArgs};
+use crate::runtime::exec::{ExecOptions, Executor, RunArgs};
 use crate::source::SourceMap;
 use crate::types::DType;
 use std::sync::Arc;
@@ -83,9 +83,8 @@ impl Compiled {
         &self.exec
     }
 
-    /// What this machine does at best; takes some tenths of a second.
-    pub fn roof(&mut self) -> Roof {
-        self.exec.roof()
+    pub fn executor_mut(&mut self) -> &mut Executor {
+        &mut self.exec
     }
 
     pub fn into_executor(self) -> Executor {

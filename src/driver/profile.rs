@@ -1,36 +1,35 @@
-//! Where the time of a training step goes: by kernel against the machine's roofline (Williams, Waterman and Patterson, 2009), by
-//! place in the text, and what is no kernel at all.
+//! Where the time of a training step, or of one new token, goes: by kernel against the machine's roofline (Williams, Waterman and
+//! Patterson, 2009), by place in the text, and what is no kernel at all.
 
 use super::engine::Compiled;
-use super::pipeline::TRAIN;
 use crate::program::{Program, Source, SourceId, Work};
-use crate::runtime::exec::{Profile, Roof, Timing};
+use crate::runtime::exec::{Executor, Profile, Roof, Timing};
 use indexmap::IndexMap;
 use std::time::Duration;
 
-/// A group of steps of one training step.
+/// A group of steps of one run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Line {
     pub what: String,
     pub kind: &'static str,
     /// Where in the text; empty: nowhere.
     pub place: String,
-    /// Of one training step.
+    /// Of one run.
     pub calls: f64,
     pub seconds: f64,
-    /// Of one training step.
+    /// Of one run.
     pub flops: f64,
     pub bytes: f64,
     /// Seconds that the roofline allows for it.
     pub least: f64,
 }
 
-/// All of it, for one training step.
+/// All of it, for one run of a routine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     pub runs: u64,
     pub seconds: f64,
-    /// The same of the step in the middle.
+    /// The same of the run in the middle.
     pub median: f64,
     /// Of the calling thread, for others.
     pub waited: f64,
@@ -44,12 +43,12 @@ pub struct Report {
 }
 
 impl Report {
-    /// Of a run that was measured; None if there was no step.
-    pub fn of(engine: &mut Compiled) -> Option<Report> {
-        let exec = engine.executor();
+    /// Of a routine whose runs were measured; None if there were none. Also measures the machine, which takes some tenths of a
+    /// second.
+    pub fn of(exec: &mut Executor, routine: &str) -> Option<Report> {
         let program = exec.program().clone();
-        let profile = exec.routine(TRAIN).and_then(|n| exec.profile(n)).filter(|p| p.runs > 0)?;
-        Some(Report::new(&program, &profile, engine.roof()))
+        let profile = exec.routine(routine).and_then(|n| exec.profile(n)).filter(|p| p.runs > 0)?;
+        Some(Report::new(&program, &profile, exec.roof()))
     }
 
     fn new(program: &Program, profile: &Profile, roof: Roof) -> Report {
@@ -83,7 +82,7 @@ impl Report {
         }
     }
 
-    /// Seconds of a training step that no kernel takes: preparing calls.
+    /// Seconds of a run that no kernel takes: preparing calls.
     pub fn dispatch(&self) -> f64 {
         (self.seconds - self.kinds.iter().map(|k| k.seconds).sum::<f64>()).max(0.0)
     }

@@ -55,10 +55,9 @@ impl Sampler {
         from: Weights,
         draws: Draws,
         seed: u64,
-        threads: usize,
+        options: ExecOptions,
     ) -> Result<Sampler, Stop> {
         let temperature = settle(&mut program, &recipe, draws)?;
-        let options = ExecOptions { threads, ..ExecOptions::default() };
         let mut out = match from {
             Weights::Trained(from) => {
                 let exec = Executor::new(Arc::new(program), options)?;
@@ -84,6 +83,11 @@ impl Sampler {
 
     pub fn recipe(&self) -> &SampleRecipe {
         &self.recipe
+    }
+
+    /// What runs the sampler, to ask what its runs took.
+    pub fn executor_mut(&mut self) -> &mut Executor {
+        &mut self.exec
     }
 
     /// Parameters and model states by name; averages, where the checkpoint has them, in the place of parameters.

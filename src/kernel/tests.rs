@@ -226,6 +226,61 @@ fn an_optimizer_writes_into_its_slots_by_one_kernel() {
     });
 }
 
+/// A graph that keeps `x` of two new positions in a cache of five; `look` may use the old cache once more.
+fn cached(look: impl FnOnce(&mut ir::Builder, [ir::DimId; 3], ir::ValueId)) -> graphs::Case {
+    let mut b = ir::Builder::default();
+    let (rows, key, n) = (b.add_dim("rows", 2, false), b.add_dim("key", 5, false), b.add_dim("n", 3, false));
+    let part = b.add_dim("part", 2, false);
+    let x = input(&mut b, "x", &[rows, part, n]);
+    let state = ir::State {
+        path: "cache".into(),
+        dtype: DType::F64,
+        dims: vec![rows, key, n],
+        kind: ir::StateKind::Cache,
+        span: None,
+    };
+    let id = b.add_state(state);
+    let old = b.state(id);
+    let x = b.map(MapOp::Cast(DType::F64), &[x]);
+    let x = b.map_scalar(MapOp::Mul, x, 2.0);
+    let at = b.emit(ir::Op::Position, &[], &[(DType::I32, vec![])])[0];
+    let write = ir::Op::WriteAt { dim: key, part };
+    let new = b.emit(write, &[old, x, at], &[(DType::F64, vec![rows, key, n])])[0];
+    let sum = b.sum(&[key], new);
+    look(&mut b, [rows, key, n], old);
+    b.output(Kind::State(id), "cache", new);
+    b.output(Kind::Value, "sum", sum);
+    let draw = |count: usize| (0..count).map(|i| i as f64 - 4.0).collect();
+    let env = interp::Env {
+        states: vec![interp::Tensor::new(DType::F64, vec![2, 5, 3], draw(30))],
+        inputs: vec![interp::Tensor::new(DType::F32, vec![2, 2, 3], draw(12))],
+        position: 3,
+        ..interp::Env::default()
+    };
+    graphs::Case { graph: b.finish(), env, recipe: Vec::new() }
+}
+
+#[test]
+fn a_kept_array_gets_its_new_elements_alone() {
+    let case = cached(|_, _, _| {});
+    compare(0, &case, &Options::default(), |routine| {
+        let Action::Launch(write) = &routine.steps[0].action else { panic!("{:?}", routine.steps[0]) };
+        assert!(write.args.iter().all(|a| routine.buffer(a.buffer).elements != 30 || !a.access.reads()));
+        assert_eq!(routine.steps.len(), 2, "no copy");
+    });
+}
+
+#[test]
+fn an_old_array_that_is_read_too_stays_until_then() {
+    let case = cached(|b, [_, key, _], old| {
+        let before = b.sum(&[key], old);
+        b.output(Kind::Value, "before", before);
+    });
+    for fuse in [false, true] {
+        compare(0, &case, &Options { fuse, ..Options::default() }, |_| {});
+    }
+}
+
 #[test]
 fn heads_are_stored_so_that_the_projection_is_one_product() {
     let mut b = ir::Builder::default();

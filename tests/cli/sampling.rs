@@ -131,6 +131,16 @@ fn a_sequence_is_given_as_text_numbers_or_a_file() {
 }
 
 #[test]
+fn a_profile_says_where_the_time_of_a_token_goes() {
+    let folder = echo();
+    let said = succeeds(folder.path(), &[SAMPLE, &["--input", "source=90", "--profile"]].concat());
+    let (sample, profile) = said.split_once('\n').expect("two parts");
+    assert_eq!(sample, "hello wZZZ");
+    assert!(profile.starts_with("profile of ") && profile.contains(" tokens after the first: "), "{profile}");
+    assert!(profile.contains("time/token") && profile.contains(" draw echo.pta:"), "{profile}");
+}
+
+#[test]
 fn what_does_not_fit_an_input_is_said() {
     let folder = echo();
     let at = folder.path();

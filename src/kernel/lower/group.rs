@@ -75,7 +75,8 @@ impl Lowerer<'_, '_> {
             for p in &before {
                 self.nodes[*p as usize].after.push(node);
             }
-            let open = !standalone && !matches!(op.op, Op::Scan { .. } | Op::LinearScan { .. });
+            let alone = matches!(op.op, Op::Scan { .. } | Op::LinearScan { .. }) || self.writes_in_slot(id);
+            let open = !standalone && !alone;
             self.nodes.push(Node { ops: vec![id], before, after: vec![], rank, joined: None, open });
             if open && self.options.fuse {
                 for s in inputs.iter().filter(|s| s.aligned) {

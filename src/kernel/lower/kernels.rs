@@ -24,6 +24,7 @@ impl Lowerer<'_, '_> {
         match self.graph.op(ops[0]).op.clone() {
             Op::Scan { kind, dim, exclusive, reverse } => self.emit_scan(ops[0], kind, dim, exclusive, reverse, steps),
             Op::LinearScan { dim, reverse } => self.emit_linear_scan(ops[0], dim, reverse, steps),
+            Op::WriteAt { .. } if self.writes_in_slot(ops[0]) => self.emit_write(ops[0], steps),
             _ => self.emit_fused(ops, steps),
         }
     }
@@ -329,7 +330,7 @@ impl Emitter<'_, '_, '_> {
         self.store_value(v, HERE, value)
     }
 
-    fn store_value(&mut self, v: ValueId, frame: usize, value: ExprId) -> Store {
+    pub fn store_value(&mut self, v: ValueId, frame: usize, value: ExprId) -> Store {
         let at = self.low.address(v, |d| self.coordinate(frame, d));
         let root = self.low.view(v).root;
         let buffer = self.low.buffer(root);

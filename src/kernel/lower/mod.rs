@@ -24,6 +24,7 @@ mod repeat;
 mod reuse;
 mod strips;
 mod values;
+mod write;
 
 use super::module::Module;
 use super::{Index, Options};

@@ -144,6 +144,13 @@ impl Lowerer<'_, '_> {
                     self.member(v, cost, inputs);
                 }
             }
+            Op::WriteAt { .. } if let Some(s) = self.written_state(id) => {
+                let (slot, dims) = (self.slots[1][s.index()], self.graph.states[s.index()].dims.clone());
+                self.place_fixed(v, Place::State(slot), &dims, Category::State);
+                self.status[v.index()] = Status::Member;
+                self.inputs[v.index()] = self.sources(&op.args[1..], false);
+                self.cost[v.index()] = self.args_cost(&op.args[1..]) + 4;
+            }
             Op::WriteAt { .. } => {
                 let mut inputs = self.sources(&[op.args[0], op.args[2]], true);
                 join(&mut inputs, self.sources(&op.args[1..2], false));
