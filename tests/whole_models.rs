@@ -5,7 +5,9 @@
 use partita::driver::engine::{Compiled, Engine, Figure, Interpreted, Routine};
 use partita::driver::pipeline::{self, ALL};
 use partita::driver::{Options, Recipe, Request};
+use partita::kernel::Bands;
 use partita::memory;
+use partita::program::Action;
 use partita::runtime::data::Batch;
 use partita::runtime::exec::{ExecOptions, scratch_bytes};
 use partita::source::Disk;
@@ -129,6 +131,25 @@ fn check(case: Case) {
     }
 }
 
+/// Every value that can be made some rows at a time is: in loops, with rows left over.
+fn check_in_bands(case: &Case) {
+    let mut loops = 0;
+    for (precision, bound) in [(DType::F64, 1e-9), (DType::F32, 1e-4), (DType::BF16, 2e-2)] {
+        let bands = Bands { least: 0, bytes: 0, rows: 3, wider: 0 };
+        let options = Options { bands, ..case.options(precision) };
+        let mut graphs = pipeline::graphs(&options, &Disk).unwrap_or_else(|_| panic!("{}: a sound program", case.file));
+        let expected = run(&mut Interpreted::new(&graphs), &graphs.recipe, case.steps);
+        let program = pipeline::program(&mut graphs, ALL, None, &options).unwrap_or_else(|_| panic!("{}", case.file));
+        let steps = program.routines.iter().flat_map(|r| &r.steps);
+        loops += steps.filter(|s| matches!(s.action, Action::Loop(_))).count();
+        let (recipe, exec) = (&graphs.recipe, ExecOptions { threads: 2, ..ExecOptions::default() });
+        let mut engine = Compiled::open(program, recipe, exec).expect("an executor");
+        let ours = run(&mut engine, recipe, case.steps);
+        compare(case, &format!("{precision} in bands"), &ours, &expected, bound, true);
+    }
+    assert!(loops > 0, "{}: nothing is made in bands", case.file);
+}
+
 macro_rules! examples {
     ($($name:ident $preset:expr, $sets:literal, $steps:literal;)*) => { $(
         #[test]
@@ -164,6 +185,26 @@ examples! {
     t5 None, "batch=2 src=6 tgt=5 vocab=40 embed=16 heads=2 head_dim=8 mlp=24 layers_in=2 layers_out=2 buckets=8", 2;
     vae None, "batch=4 row=8 col=8 c1=4 c2=4 code=3 hidden=8", 2;
     vit None, "batch=2 row=16 col=16 side=8 classes=5 embed=16 heads=2 depth=2", 2;
+}
+
+#[test]
+fn examples_in_bands() {
+    let cases = [
+        ("bert.pta", None, "batch=4 seq=8 context=8 vocab=120 embed=16 heads=2 depth=2"),
+        ("gemma2.pta", None, "batch=2 seq=8 vocab=20 embed=16 kv=2 head_dim=4 mlp=24 depth=2"),
+        ("gpt2.pta", None, "batch=2 seq=9 vocab=50 embed=16 heads=2 depth=2"),
+        ("llama3_lora.pta", None, "batch=2 seq=8 vocab=20 embed=16 kv=2 head_dim=4 mlp=24 depth=2 rank=2"),
+        ("mixtral.pta", None, "batch=2 seq=8 vocab=20 embed=16 kv=2 group=2 head_dim=4 mlp=24 depth=2 experts=4"),
+        (
+            "t5.pta",
+            None,
+            "batch=2 src=6 tgt=5 vocab=40 embed=16 heads=2 head_dim=8 mlp=24 layers_in=2 layers_out=2 buckets=8",
+        ),
+        ("vit.pta", None, "batch=2 row=16 col=16 side=8 classes=5 embed=16 heads=2 depth=2"),
+    ];
+    for (file, preset, sets) in cases {
+        check_in_bands(&Case { file, preset, sets, steps: 2 });
+    }
 }
 
 #[test]

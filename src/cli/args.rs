@@ -341,6 +341,7 @@ impl CompileArgs {
             dump: self.dump.clone(),
             outputs: Vec::new(),
             unfused: false,
+            bands: Default::default(),
             cache: super::cache::cache(),
         }
     }

@@ -12,6 +12,7 @@ use super::pipeline::{self, Graphs, target};
 use super::recipe::Recipe;
 use super::sample::{self, SampleRecipe};
 use crate::diag::{Diagnostic, Sink};
+use crate::kernel::Bands;
 use crate::program::{self, Program};
 use crate::source::{SourceMap, World};
 use serde::de::DeserializeOwned;
@@ -113,6 +114,7 @@ struct Key<'a> {
     precision: Option<crate::types::DType>,
     outputs: &'a [String],
     unfused: bool,
+    bands: Bands,
 }
 
 /// What an entry holds.
@@ -184,6 +186,7 @@ fn key(options: &Options, what: What, world: &dyn World) -> Option<Vec<u8>> {
         precision: options.precision,
         outputs: &options.outputs,
         unfused: options.unfused,
+        bands: options.bands,
     };
     postcard::to_stdvec(&key).ok()
 }

@@ -2,6 +2,7 @@
 
 use super::cache::Cache;
 use super::check::Request;
+use crate::kernel::{self, Bands};
 use crate::types::DType;
 use std::path::PathBuf;
 
@@ -24,6 +25,8 @@ pub struct Options {
     pub outputs: Vec<String>,
     /// Leave every value in memory where it can be looked at.
     pub unfused: bool,
+    /// When wide values are made some rows at a time.
+    pub bands: Bands,
     /// Where compiled programs are kept from run to run; nowhere without it.
     pub cache: Option<Cache>,
 }
@@ -31,6 +34,11 @@ pub struct Options {
 impl Options {
     pub fn of(path: impl Into<PathBuf>) -> Options {
         Options { request: Request { path: path.into(), ..Request::default() }, ..Options::default() }
+    }
+
+    /// What lowering may do.
+    pub fn lowering(&self) -> kernel::Options {
+        kernel::Options { fuse: !self.unfused, bands: self.bands, ..kernel::Options::default() }
     }
 
     pub fn thread_count(&self) -> usize {

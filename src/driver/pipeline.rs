@@ -169,7 +169,7 @@ pub fn program(
     p.run("lower", || {
         for (name, graph) in [(TRAIN, &mut g.train), (EVAL, &mut g.eval), (INIT, &mut g.init)] {
             if routines.contains(&name) {
-                module.add_pruned(name, std::mem::take(graph), &lowering(options));
+                module.add_pruned(name, std::mem::take(graph), &options.lowering());
             }
         }
     });
@@ -191,14 +191,10 @@ pub fn lowered<'s>(g: &Graphs, routines: &[&str], sources: &'s SourceMap, option
     let mut module = Module::new(sources);
     for (name, graph) in [(TRAIN, &g.train), (EVAL, &g.eval), (INIT, &g.init)] {
         if routines.contains(&name) {
-            module.add_pruned(name, graph.clone(), &lowering(options));
+            module.add_pruned(name, graph.clone(), &options.lowering());
         }
     }
     module
-}
-
-fn lowering(options: &Options) -> kernel::Options {
-    kernel::Options { fuse: !options.unfused, ..kernel::Options::default() }
 }
 
 /// The processor that this runs on.

@@ -11,7 +11,7 @@ use crate::diag::{Diagnostic, did_you_mean};
 use crate::elaborate::sample::{NEXT, SampleFacts, Text};
 use crate::elaborate::{Elab, Mode, Settings};
 use crate::ir::{self, Graph, StateKind, prune};
-use crate::kernel::{self, Module};
+use crate::kernel::Module;
 use crate::memory;
 use crate::program::Program;
 use crate::resolve::{self, Entity};
@@ -178,7 +178,7 @@ pub fn has_item(options: &Options, world: &dyn World) -> Outcome<bool> {
 
 /// Adds the routines to a program under construction.
 pub fn lower_into(module: &mut Module, g: &SampleGraphs, options: &Options) {
-    let lowering = kernel::Options { fuse: !options.unfused, ..kernel::Options::default() };
+    let lowering = options.lowering();
     for (name, graph) in &g.routines {
         module.add(name, graph, &lowering);
     }

@@ -44,12 +44,27 @@ pub struct Options {
     /// Bytes that must be gained for an operation of the forward pass to be repeated in the backward pass, so that its
     /// result need not be kept.
     pub recompute_from: usize,
+    /// Which values are made band by band.
+    pub bands: Bands,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { fuse: true, recompute_from: 16 << 10 }
+        Options { fuse: true, recompute_from: 16 << 10, bands: Bands::default() }
     }
+}
+
+/// When a wide value (logits) is made some rows at a time, and how many.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Bands {
+    /// Bytes of a value that is worth it.
+    pub least: usize,
+    /// Bytes of a band, about.
+    pub bytes: usize,
+    /// Least rows of a band; a value of no more than two such bands stays whole.
+    pub rows: usize,
+    /// So many times more elements than a row of what comes out has a row of the value.
+    pub wider: usize,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

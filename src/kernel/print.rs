@@ -202,7 +202,8 @@ fn gemm(g: &Gemm) -> String {
     let matrix = |m: &Matrix| format!("{}+{}[{}, {}]", m.buffer, m.offset, m.rows, m.cols);
     let dim = |d: &BatchDim| format!("{}:{}/{}/{}", d.extent, d.a, d.b, d.c);
     let (c, a, b) = (matrix(&g.c), matrix(&g.a), matrix(&g.b));
-    let mut text = format!("gemm {} {}x{}x{} {c} = {a} * {b}", g.dtype, g.m, g.n, g.k);
+    let sign = if g.accumulate { "+=" } else { "=" };
+    let mut text = format!("gemm {} {}x{}x{} {c} {sign} {a} * {b}", g.dtype, g.m, g.n, g.k);
     if !g.batch.is_empty() {
         let _ = write!(text, " batch {}", list(&g.batch, dim));
     }

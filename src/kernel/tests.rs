@@ -94,8 +94,8 @@ fn random_graphs_lower_to_what_they_mean() {
 /// The same graph, of which the later part is another pass: it has to compute again what the first did not keep for it.
 #[test]
 fn what_is_computed_again_is_the_same() {
-    let always = Options { fuse: true, recompute_from: 0 };
-    let never = Options { fuse: true, recompute_from: 1 << 40 };
+    let always = Options { recompute_from: 0, ..Options::default() };
+    let never = Options { recompute_from: 1 << 40, ..Options::default() };
     let mut different = 0;
     for seed in 0..80 {
         let mut case = graphs::random_case(seed, DType::F64, 16, &[]);
@@ -115,6 +115,23 @@ fn what_is_computed_again_is_the_same() {
         different += usize::from(shown(&always) != shown(&never));
     }
     assert!(different >= 20, "{different} graphs compute anything again");
+}
+
+/// Products of which a few rows at a time are there.
+#[test]
+fn what_is_made_band_by_band_is_the_same() {
+    for rows in [1, 2] {
+        let bands = Bands { least: 0, bytes: 0, rows, wider: 0 };
+        let small = Options { bands, ..Options::default() };
+        for seed in 0..300 {
+            let mut case = graphs::random_case(seed, DType::F64, 14, &[0, 1, 2, 3, 4, 6, 6, 6]);
+            let ops = case.graph.block(ir::ENTRY).ops.clone();
+            for id in &ops[ops.len() * (seed as usize % 3) / 3..] {
+                case.graph.ops[id.index()].phase = ir::Phase::Backward;
+            }
+            compare(seed, &case, &small, |_| {});
+        }
+    }
 }
 
 /// How many kernels a routine calls.

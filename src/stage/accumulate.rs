@@ -15,7 +15,7 @@
 use super::samplewise::{Class, Combine, Samples, classify};
 use crate::diag::Diagnostic;
 use crate::ir::*;
-use crate::types::{DType, MapOp, ReduceKind};
+use crate::types::{DType, MapOp};
 use std::collections::HashMap;
 
 /// The step in `parts` microbatches along `sample`.
@@ -328,7 +328,7 @@ impl<'a> Emission<'a> {
             let part = self.b.cast(self.inner[v], self.b.dtype(so_far));
             next.push(match combine {
                 Combine::Same => part,
-                Combine::Reduce(kind) => self.b.map(combining(*kind), &[so_far, part]),
+                Combine::Reduce(kind) => self.b.map(kind.combining(), &[so_far, part]),
             });
         }
         let pieces: Vec<ValueId> = collected.iter().map(|(v, _)| self.inner[v]).collect();
@@ -458,28 +458,9 @@ fn accumulated_in(dtype: DType) -> DType {
     if dtype.bytes() == 2 { DType::F32 } else { dtype }
 }
 
-fn combining(kind: ReduceKind) -> MapOp {
-    match kind {
-        ReduceKind::Sum => MapOp::Add,
-        ReduceKind::Prod => MapOp::Mul,
-        ReduceKind::Max | ReduceKind::ArgMax => MapOp::Max,
-        ReduceKind::Min | ReduceKind::ArgMin => MapOp::Min,
-        ReduceKind::Any => MapOp::Or,
-        ReduceKind::All => MapOp::And,
-    }
-}
-
 fn identity(combine: Combine, dtype: DType) -> f64 {
-    let int = dtype == DType::I32;
     match combine {
         Combine::Same => 0.0,
-        Combine::Reduce(kind) => match kind {
-            ReduceKind::Sum | ReduceKind::Any => 0.0,
-            ReduceKind::Prod | ReduceKind::All => 1.0,
-            ReduceKind::Max | ReduceKind::ArgMax if int => f64::from(i32::MIN),
-            ReduceKind::Min | ReduceKind::ArgMin if int => f64::from(i32::MAX),
-            ReduceKind::Max | ReduceKind::ArgMax => f64::NEG_INFINITY,
-            ReduceKind::Min | ReduceKind::ArgMin => f64::INFINITY,
-        },
+        Combine::Reduce(kind) => kind.neutral(dtype),
     }
 }

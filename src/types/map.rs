@@ -204,6 +204,31 @@ impl ReduceKind {
         ReduceKind::ArgMin,
     ];
 
+    /// What makes one of two results.
+    pub fn combining(self) -> MapOp {
+        match self {
+            ReduceKind::Sum => MapOp::Add,
+            ReduceKind::Prod => MapOp::Mul,
+            ReduceKind::Max | ReduceKind::ArgMax => MapOp::Max,
+            ReduceKind::Min | ReduceKind::ArgMin => MapOp::Min,
+            ReduceKind::Any => MapOp::Or,
+            ReduceKind::All => MapOp::And,
+        }
+    }
+
+    /// What changes nothing when it is combined with a value of a type.
+    pub fn neutral(self, dtype: DType) -> f64 {
+        let int = dtype == DType::I32;
+        match self {
+            ReduceKind::Sum | ReduceKind::Any => 0.0,
+            ReduceKind::Prod | ReduceKind::All => 1.0,
+            ReduceKind::Max | ReduceKind::ArgMax if int => f64::from(i32::MIN),
+            ReduceKind::Min | ReduceKind::ArgMin if int => f64::from(i32::MAX),
+            ReduceKind::Max | ReduceKind::ArgMax => f64::NEG_INFINITY,
+            ReduceKind::Min | ReduceKind::ArgMin => f64::INFINITY,
+        }
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             ReduceKind::Sum => "sum",

@@ -132,7 +132,7 @@ impl Lowerer<'_, '_> {
             sums: plan.sums.iter().map(batch_dim).collect(),
             dtype,
             out,
-            accumulate: false,
+            accumulate: self.adds.contains(&id),
         };
         let step = self.step(Action::Gemm(gemm), id, "dot".to_string());
         steps.push(step);

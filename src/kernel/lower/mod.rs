@@ -1,6 +1,6 @@
 //! Lowering: a graph becomes the steps of one routine.
 //!
-//! In order: `prepare` cleans the graph; `recompute` has the backward pass compute again what need not be kept for it;
+//! In order: `bands` has wide values made some rows at a time; `prepare` cleans the graph; `recompute` has the backward pass compute again what need not be kept for it;
 //! `values` decides for each block which values have a place in memory and which
 //! are recomputed where they are used; `group` puts operations together into kernels; here the resulting nodes are put
 //! in order and handed to `emit` (kernels), `dot` (matrix products), `library`, `attention` and `repeat` (loops); `finish` writes new
@@ -10,6 +10,7 @@
 //! Arena offsets are not assigned here: every [`Place::Arena`] is `usize::MAX` until `memory` has planned the routine.
 
 mod attention;
+mod bands;
 mod cut;
 mod dot;
 mod emit;
@@ -105,13 +106,18 @@ struct Lowerer<'m, 's> {
     leaving: HashSet<ValueId>,
     /// Operations that repeat one of the forward pass.
     again: Vec<bool>,
+    /// Products that add to what their result holds.
+    adds: HashSet<OpId>,
     cells: IndexMap<Place, BufferId>,
     /// Places of operations that were asked for.
     sources: HashMap<(Option<Span>, ScopeId), program::SourceId>,
 }
 
 /// `graph`: pruned.
-pub(super) fn lower(module: &mut Module<'_>, name: &str, graph: Graph, options: &Options) -> Routine {
+pub(super) fn lower(module: &mut Module<'_>, name: &str, mut graph: Graph, options: &Options) -> Routine {
+    if options.fuse {
+        bands::cut_bands(&mut graph, &options.bands);
+    }
     let mut graph = prepare::prepare(graph);
     let again = match options.fuse {
         true => recompute::recompute(&mut graph, options.recompute_from),
@@ -147,6 +153,7 @@ pub(super) fn lower(module: &mut Module<'_>, name: &str, graph: Graph, options: 
         current: ENTRY,
         leaving: HashSet::new(),
         again,
+        adds: HashSet::new(),
         cells: IndexMap::new(),
         sources: HashMap::new(),
         graph,

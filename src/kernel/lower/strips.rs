@@ -9,7 +9,7 @@ use crate::program::{Access, Action, BufferId, Finished, Gemm, Launch, MAX_STRIP
 const LEAST_BYTES: usize = 4 << 20;
 /// Longest sum. Each strip packs an operand anew, which must be little beside what the kernel saves; that is the less, the
 /// longer a product takes for each element.
-const MOST_SUMS: usize = 512;
+pub(super) const MOST_SUMS: usize = 512;
 /// The same for each two rows of a strip: what packing reads and writes against what storing the result and loading it would.
 const MOST_SUMS_OF_TWO_ROWS: usize = 3;
 /// Bytes of a strip, about: a part of a second-level cache.
