@@ -9,7 +9,7 @@ use super::finish::Finish;
 use super::kernel::Unit;
 use super::pack::Pack;
 use super::plan::{OWN, Own, SPLIT_WORK, Task, cut};
-use super::tile::{Ahead, TURN, Tile};
+use super::tile::{Ahead, NEAR, TURN, Tile};
 use std::ops::Range;
 
 /// Where operands begin.
@@ -184,13 +184,15 @@ impl Task<'_> {
                 chunks = 0..1;
             }
             let end = chunks.end;
+            let [mut here, mut there] = own.a;
+            let mut packed = false;
             for number in chunks {
                 let (a, b, terms) = if empty { (0, 0, 0) } else { self.chunk_at(number) };
                 let (a, b) = (base.a.offset(a + rows.start as isize * self.a_row), base.b.offset(b));
                 let steps = kernel.steps(terms);
                 let panel = (kernel.columns() * steps * kernel.packed) as isize;
                 let (beside, along) = if kernel.pack_apart.is_some() { (steps, 1) } else { (1, kernel.columns()) };
-                let packed = Columns {
+                let own_columns = Columns {
                     at: own.b,
                     count: columns.len(),
                     column: (beside * kernel.packed) as isize,
@@ -198,10 +200,10 @@ impl Task<'_> {
                     panel,
                 };
                 let b = if let Some(panels) = shared {
-                    Columns { at: self.shared_at(panels, number, terms, columns.start), ..packed }
+                    Columns { at: self.shared_at(panels, number, terms, columns.start), ..own_columns }
                 } else if self.pack_b {
                     self.pack_columns(b, terms, columns.clone(), own.b);
-                    packed
+                    own_columns
                 } else {
                     Columns {
                         at: b.offset(columns.start as isize * self.b_column),
@@ -235,16 +237,22 @@ impl Task<'_> {
                     let (a, c) = (a.offset(first as isize * self.a_row), c.add(first * sum));
                     // Rows behind these, or the same ones in the next chunk.
                     let next = if first + count < rows.len() {
-                        let count = self.row_block().min(rows.len() - first - count);
-                        Some(self.coming(a.wrapping_offset(count as isize * self.a_row), count, terms))
+                        let next = self.row_block().min(rows.len() - first - count);
+                        Some((a.wrapping_offset(count as isize * self.a_row), next, terms))
                     } else if number + 1 < end {
                         let (a, _, terms) = self.chunk_at(number + 1);
                         let at = base.a.wrapping_offset(a + rows.start as isize * self.a_row);
-                        Some(self.coming(at, self.row_block().min(rows.len()), terms))
+                        Some((at, self.row_block().min(rows.len()), terms))
                     } else {
                         None
                     };
-                    self.rows_by_columns((a, count, terms), b, (c, c_column, add), next, own);
+                    let next = next
+                        .map(|(a, rows, terms)| self.coming(a, rows, terms, there, self.turns(count, b.count, steps)));
+                    self.rows_by_columns((a, count, terms), packed, b, (c, c_column, add), next.as_ref(), here);
+                    packed = next.is_some_and(|next| next.carried());
+                    if packed {
+                        (here, there) = (there, here);
+                    }
                 }
             }
             if let Some(done) = kernel.done {
@@ -268,14 +276,15 @@ impl Task<'_> {
         }
     }
 
-    /// One block of rows, one chunk of k.
+    /// One block of rows, one chunk of k. Rows that are packed lie, or are `packed` already, at `here`.
     unsafe fn rows_by_columns(
         &self,
         (a, rows, terms): (*const u8, usize, usize),
+        packed: bool,
         b: Columns,
         (c, c_column, add): (*mut u8, isize, bool),
-        next: Option<Coming>,
-        own: &Own,
+        next: Option<&Coming>,
+        here: *mut u8,
     ) {
         let columns = b.count;
         let kernel = &self.kernel;
@@ -295,35 +304,32 @@ impl Task<'_> {
                     terms,
                     term_step: self.a_k,
                     width: taken * kernel.lanes,
-                    to: own.a.add(at * vector * steps),
+                    to: here.add(at * vector * steps),
                 });
             };
             let (offsets, lines) = self.column_lines(&b, terms);
             let turns = (steps / TURN).max(1);
-            let mut tiles = 0;
+            let (mut tiles, mut carry) = (0, None);
             // What the coming tiles want is asked for while the last ones before them compute.
             let all_tiles = columns.div_ceil(kernel.columns()) * vectors.div_ceil(kernel.tiles.len());
-            let mut ahead =
-                |at: usize, j: usize| {
-                    let tile = tiles;
-                    tiles += 1;
-                    let group = b.at.wrapping_offset((j / kernel.columns()) as isize * b.panel);
-                    // Those of this group of columns come one after the other.
-                    let done = (at / kernel.tiles.len() * turns).min(lines - 1);
-                    let near = Ahead {
-                        near: group.wrapping_offset(b.panel),
-                        offsets: offsets.as_ptr().add(done),
-                        last: lines - 1 - done,
-                        ..Ahead::none(group)
-                    };
-                    next.as_ref()
-                        .and_then(|next| next.part(tile, all_tiles, turns))
-                        .map_or(near, |(far, far_step)| Ahead { far, far_step, ..near })
+            let mut ahead = |at: usize, j: usize| {
+                let tile = tiles;
+                tiles += 1;
+                let group = b.at.wrapping_offset((j / kernel.columns()) as isize * b.panel);
+                // Those of this group of columns come one after the other.
+                let done = (at / kernel.tiles.len() * turns * NEAR).min(lines - 1);
+                let near = Ahead {
+                    near: group.wrapping_offset(b.panel),
+                    offsets: offsets.as_ptr().add(done),
+                    last: lines - 1 - done,
+                    ..Ahead::none(group)
                 };
+                next.map_or(near, |next| next.during(tile, all_tiles, turns, near, &mut carry))
+            };
             let mut tile = |at: usize, taken: usize, j: usize| {
                 let n = kernel.columns().min(columns - j);
                 let (a, a_step) = if self.pack_a {
-                    (own.a.cast_const().add(at * vector * steps), (taken * vector) as isize)
+                    (here.cast_const().add(at * vector * steps), (taken * vector) as isize)
                 } else {
                     (a.add(at * vector), self.a_k)
                 };
@@ -343,7 +349,7 @@ impl Task<'_> {
                 });
             };
             let mut at = 0;
-            while at < vectors && self.pack_a {
+            while at < vectors && self.pack_a && !packed {
                 let taken = kernel.vectors(vectors - at);
                 let alike = (1..).find(|n| kernel.vectors(vectors - at - n * taken) != taken).unwrap_or(1);
                 pack(at, taken, alike);

@@ -1,6 +1,7 @@
 //! What a product packs and how its work is cut.
 
 use super::kernel::Kernel;
+use super::tile::PAIR;
 use super::{Extent, Product};
 use std::ops::Range;
 
@@ -15,6 +16,9 @@ const CHUNK_OF_MANY: usize = 192;
 
 /// Tiles in a block of rows: with a chunk of k, what the second-level cache holds beside what passes through.
 const ROW_TILES: usize = 6;
+
+/// Columns up to which packing the rows is a good part of the work, so that tiles do it while they compute.
+const FEW_TO_CARRY: usize = 256;
 
 // Parts of a thread's scratch memory. The largest tile has 64 rows of four bytes.
 const A_BYTES: usize = ROW_TILES * 64 * chunk_steps(4) * 4;
@@ -72,7 +76,8 @@ pub struct Task<'a> {
 
 /// Where the parts of a thread's own scratch memory begin.
 pub struct Own {
-    pub a: *mut u8,
+    /// Two halves, of which one is packed while the other one is used, or one whole.
+    pub a: [*mut u8; 2],
     pub b: *mut u8,
     pub c: *mut u8,
 }
@@ -82,7 +87,7 @@ impl Own {
     /// `at` must be the beginning of [`OWN`] bytes.
     pub unsafe fn at(at: *mut u8) -> Own {
         // SAFETY: inside, by the sum that makes `OWN`.
-        unsafe { Own { a: at, b: at.add(A_BYTES), c: at.add(A_BYTES + B_BYTES) } }
+        unsafe { Own { a: [at, at.add(A_BYTES / 2)], b: at.add(A_BYTES), c: at.add(A_BYTES + B_BYTES) } }
     }
 }
 
@@ -221,7 +226,17 @@ impl<'a> Task<'a> {
 
     /// Rows that are packed together.
     pub fn row_block(&self) -> usize {
-        ROW_TILES * self.kernel.rows()
+        if self.carries() { ROW_TILES / 2 * self.kernel.rows() } else { ROW_TILES * self.kernel.rows() }
+    }
+
+    /// Whether tiles pack the rows of coming ones.
+    pub fn carries(&self) -> bool {
+        let Kernel { same, packed, .. } = self.kernel;
+        let panel = self.kernel.rows() * packed;
+        same && self.pack_a
+            && self.a_row == packed as isize
+            && self.columns <= FEW_TO_CARRY
+            && panel.is_multiple_of(PAIR)
     }
 
     /// Most columns that one thread packs, or sums in its own memory, at a time.

@@ -223,3 +223,15 @@ fn blocks_and_chunks_of_all_sizes_meet() {
         check(&Case { size, batch: 1, sum: 1 + i % 2, lay: lays(7 * i), accumulate: i == 2, dtype, out });
     }
 }
+
+#[test]
+fn tiles_pack_the_rows_of_coming_ones() {
+    // Whole blocks of rows and less, several chunks of k, and once fewer turns of tiles than there is to pack.
+    for (columns, rows, k) in [(50, 448, 400), (26, 600, 200)] {
+        for (dtype, accumulate) in [(DType::F32, false), (DType::F64, true)] {
+            let case =
+                Case { size: (columns, rows, k), batch: 1, sum: 1, lay: [Lay::Rows; 3], accumulate, dtype, out: dtype };
+            check(&case);
+        }
+    }
+}

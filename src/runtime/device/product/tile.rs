@@ -27,7 +27,10 @@ pub struct Tile {
 /// Steps along k in one turn of the loop of a tile.
 pub const TURN: usize = 4;
 
-/// What a tile asks for while it computes: one line near the processor and two far from it in each turn, so that they are there
+/// Lines of the next columns that a turn asks for.
+pub const NEAR: usize = 2;
+
+/// What a tile asks for while it computes: two lines near the processor and two far from it in each turn, so that they are there
 /// when other tiles want them. Any addresses may be given.
 #[derive(Clone, Copy)]
 pub struct Ahead {
@@ -39,12 +42,63 @@ pub struct Ahead {
     /// Two neighbouring lines, and how far on the next two are.
     pub far: *const u8,
     pub far_step: isize,
+    /// What it copies, or null.
+    pub carry: *const Carry,
 }
 
 impl Ahead {
     /// Nothing but what is at hand.
     pub fn none(at: *const u8) -> Ahead {
-        Ahead { near: at, offsets: &0, last: 0, far: at, far_step: 0 }
+        Ahead { near: at, offsets: &0, last: 0, far: at, far_step: 0, carry: std::ptr::null() }
+    }
+}
+
+/// What a tile copies while it computes, since that costs it nearly nothing: [`PAIR`] bytes in each turn, out of runs that lie far apart,
+/// so that an operand that does not stay in a cache is packed, or laid side by side, when other tiles want it.
+#[derive(Clone, Copy)]
+pub struct Carry {
+    /// Where the present run begins, and the distance to the next one.
+    pub from: *const u8,
+    pub step: isize,
+    /// Where its copy begins, and how far behind it that of the next one.
+    pub to: *mut u8,
+    pub to_step: isize,
+    /// Pairs of a run, where the copy of each one lies, and the one that comes next.
+    pub pairs: usize,
+    pub offsets: *const u32,
+    pub at: usize,
+    /// Pairs that are copied in this tile; its turns are not fewer.
+    pub left: usize,
+}
+
+/// Bytes that a turn copies: two lines of a cache.
+pub const PAIR: usize = 128;
+/// Runs that are asked for ahead of the present one.
+const RUNS_AHEAD: isize = 4;
+
+impl Carry {
+    /// Copies one pair.
+    #[inline(always)]
+    unsafe fn one<S: Simd>(&mut self) {
+        let vector = S::LANES * S::BYTES;
+        // SAFETY: as promised to `tile`.
+        unsafe {
+            let from = self.from.add(self.at * PAIR);
+            let to = self.to.add(*self.offsets.add(self.at) as usize);
+            let ahead = from.wrapping_offset(RUNS_AHEAD * self.step);
+            expect_far(ahead);
+            expect_far(ahead.wrapping_add(64));
+            for i in (0..PAIR).step_by(vector) {
+                S::store(to.add(i), S::load(from.add(i)));
+            }
+            self.at += 1;
+            self.left -= 1;
+            if self.at == self.pairs {
+                self.at = 0;
+                self.from = self.from.wrapping_offset(self.step);
+                self.to = self.to.wrapping_offset(self.to_step);
+            }
+        }
     }
 }
 
@@ -125,6 +179,44 @@ unsafe fn step<S: Simd, const V: usize, const N: usize>(
     sums
 }
 
+/// All steps along k. Apart for those that copy and those that do not.
+#[inline(always)]
+unsafe fn along<S: Simd, const V: usize, const N: usize>(
+    t: &Tile,
+    mask: S::Mask,
+    mut sums: [[S::Vector; V]; N],
+    mut carry: Option<Carry>,
+) -> [[S::Vector; V]; N] {
+    // SAFETY: as promised to `tile`.
+    unsafe {
+        let (mut a, mut b) = (t.a, t.b);
+        let Ahead { near, offsets, last, mut far, far_step, .. } = t.ahead;
+        for turn in 0..t.k / TURN {
+            for line in 0..NEAR {
+                expect(near.wrapping_offset(*offsets.add((turn * NEAR + line).min(last)) as isize));
+            }
+            if let Some(carry) = &mut carry {
+                if carry.left > 0 {
+                    carry.one::<S>();
+                }
+            } else {
+                expect_far(far);
+                expect_far(far.wrapping_add(64));
+                far = far.wrapping_offset(far_step);
+            }
+            for _ in 0..TURN {
+                sums = step::<S, V, N>(t, mask, a, b, sums);
+                (a, b) = (a.offset(t.a_step), b.offset(t.b_step));
+            }
+        }
+        for _ in 0..t.k % TURN {
+            sums = step::<S, V, N>(t, mask, a, b, sums);
+            (a, b) = (a.offset(t.a_step), b.offset(t.b_step));
+        }
+    }
+    sums
+}
+
 /// # Safety
 /// All that the tile reaches must be valid, and the processor must have the unit.
 #[inline(always)]
@@ -140,22 +232,10 @@ pub unsafe fn tile<S: Simd, const V: usize, const N: usize>(t: &Tile) {
                 expect(t.c.offset(j as isize * t.c_columns).add(i * bytes));
             }
         }
-        let (mut a, mut b) = (t.a, t.b);
-        let mut far = t.ahead.far;
-        for turn in 0..t.k / TURN {
-            expect(t.ahead.near.wrapping_offset(*t.ahead.offsets.add(turn.min(t.ahead.last)) as isize));
-            expect_far(far);
-            expect_far(far.wrapping_add(64));
-            far = far.wrapping_offset(t.ahead.far_step);
-            for _ in 0..TURN {
-                sums = step::<S, V, N>(t, mask, a, b, sums);
-                (a, b) = (a.offset(t.a_step), b.offset(t.b_step));
-            }
-        }
-        for _ in 0..t.k % TURN {
-            sums = step::<S, V, N>(t, mask, a, b, sums);
-            (a, b) = (a.offset(t.a_step), b.offset(t.b_step));
-        }
+        sums = match t.ahead.carry.as_ref() {
+            None => along::<S, V, N>(t, mask, sums, None),
+            Some(carry) => along::<S, V, N>(t, mask, sums, Some(*carry)),
+        };
         let whole = t.last == S::LANES;
         for j in 0..N {
             let c = t.c.offset(j as isize * t.c_columns);
