@@ -5,7 +5,7 @@ use partita::driver::engine::{Compiled, Engine, Figure, Interpreted, Routine, Sl
 use partita::driver::pipeline::{self, ALL, Graphs};
 use partita::driver::{Options, Recipe, Request};
 use partita::kernel::Bands;
-use partita::program::{self, Action, Gemm, Step};
+use partita::program::{self, Action, Gemm, Library, Step};
 use partita::runtime::data::Batch;
 use partita::runtime::exec::ExecOptions;
 use partita::source::Memory;
@@ -96,12 +96,14 @@ struct Found {
     loops: usize,
     /// Products that add to what they find.
     sums: usize,
+    /// Scatters that do.
+    added: usize,
     /// Elements of the largest buffer that is no parameter, gradient or state.
     largest: usize,
 }
 
 fn look(routine: &program::Routine) -> Found {
-    let mut found = Found { loops: 0, sums: 0, largest: 0 };
+    let mut found = Found { loops: 0, sums: 0, added: 0, largest: 0 };
     let mut work: Vec<&Step> = routine.steps.iter().collect();
     while let Some(step) = work.pop() {
         match &step.action {
@@ -110,6 +112,7 @@ fn look(routine: &program::Routine) -> Found {
                 work.extend(&l.body);
             }
             Action::Gemm(Gemm { accumulate: true, .. }) => found.sums += 1,
+            Action::Library(Library::Scatter { add: true, .. }) => found.added += 1,
             _ => {}
         }
     }
@@ -189,6 +192,8 @@ fn losses_in_bands_are_those_of_whole_logits() {
             let [train, eval] = check(what, body, seq, precision, bound);
             assert_eq!((train.loops, train.sums, eval.loops), (1, 1, 1), "{what}");
             assert_eq!(eval.sums, 0, "{what}");
+            // Gradients of a table with two uses are one array.
+            assert_eq!(train.added, usize::from(body.starts_with(TIED)), "{what}");
             for (found, step) in [(&train, "train"), (&eval, "eval")] {
                 assert!(found.largest < 3 * seq * 50 / 2, "{what}: {step} has a buffer of {} elements", found.largest);
             }
@@ -207,6 +212,28 @@ fn losses_that_rows_depend_on_each_other_by_keep_whole_logits() {
     );
     let [train, eval] = check("across rows", &body, 7, DType::F64, 1e-9);
     assert_eq!((train.loops, eval.loops), (0, 0));
+}
+
+/// Bands of microbatches: loops in a loop, whose sums go on in the sums of the outer one.
+#[test]
+fn microbatches_are_made_in_bands() {
+    let body = format!(
+        "{TIED}loss mean[batch, seq](cross_entropy[vocab](logits, targets), mask = targets != -100)\n}}\nplan micro {{\nmicrobatches 3"
+    );
+    let (mut graphs, options) = graphs(&body, 11, Options { plan: Some("micro".into()), ..in_bands(DType::F32) });
+    let expected = run(&mut Interpreted::new(&graphs), &graphs.recipe);
+    let program = pipeline::program(&mut graphs, ALL, None, &options).expect("a program");
+    let train = program.routines.iter().find(|r| r.name == pipeline::TRAIN).expect("a routine");
+    let depth = |steps: &[Step]| steps.iter().filter(|s| matches!(s.action, Action::Loop(_))).count();
+    let inner = train.steps.iter().map(|s| if let Action::Loop(l) = &s.action { depth(&l.body) } else { 0 });
+    assert_eq!(inner.sum::<usize>(), 1);
+    let mut engine = Compiled::open(program, &graphs.recipe, ExecOptions { threads: 2, ..ExecOptions::default() })
+        .expect("an executor");
+    for (a, b) in run(&mut engine, &graphs.recipe).iter().zip(&expected) {
+        for (x, y) in a.values.iter().zip(&b.values) {
+            assert!((x - y).abs() <= 1e-4 * y.abs().max(1.0), "`{}` is {x}, not {y}", a.name);
+        }
+    }
 }
 
 /// Whoever asks for logits gets them.

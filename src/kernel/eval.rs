@@ -208,7 +208,7 @@ impl Machine<'_> {
                     self.set(out, i as i64, f64::from(rng::draw(dist, key, i as u64)));
                 }
             }
-            Library::Scatter { kind, x, index, out, batch, m, targets, width } => {
+            Library::Scatter { kind, x, index, out, batch, m, targets, width, add } => {
                 let dtype = self.routine.buffer(out).dtype;
                 let start = match kind {
                     ReduceKind::Sum => 0.0,
@@ -218,6 +218,9 @@ impl Machine<'_> {
                     _ => f64::INFINITY,
                 };
                 let mut all = vec![start; batch * targets * width];
+                if add {
+                    all.iter_mut().enumerate().for_each(|(i, value)| *value = self.get(out, i as i64));
+                }
                 for b in 0..batch {
                     for i in 0..m {
                         let t = self.get(index, (b * m + i) as i64);

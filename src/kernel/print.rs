@@ -224,8 +224,9 @@ fn library(l: &Library) -> String {
             format!("draw {out} = {logits} [{rows}, {n}] top_k {top_k} top_p {top_p}")
         }
         Library::Random { out, dist, .. } => format!("random {out} {dist:?}"),
-        Library::Scatter { kind, x, index, out, batch, m, targets, width } => {
-            format!("scatter {} {out} = {x} at {index} [{batch}, {m} -> {targets}, {width}]", kind.name())
+        Library::Scatter { kind, x, index, out, batch, m, targets, width, add } => {
+            let (kind, sign) = (kind.name(), if *add { "+=" } else { "=" });
+            format!("scatter {kind} {out} {sign} {x} at {index} [{batch}, {m} -> {targets}, {width}]")
         }
         Library::Attention(a) => {
             let log = a.log.as_ref().map_or(String::new(), |l| format!(", {}", l.buffer));

@@ -192,7 +192,7 @@ pub enum Library {
     /// x [batch, m, width], index [batch, m] (I32) -> out [batch, targets, width]: `kind` (Sum, Max, Min) over all m with
     /// index[b, m] = t, in ascending order of m; targets that nothing reaches get 0 (Sum), -inf (Max), inf (Min) or the
     /// bounds of I32. Negative indices are dropped; others are in range (the compiler has put a check before it).
-    /// Sums of 16-bit floats accumulate in f32.
+    /// Sums of 16-bit floats accumulate in f32. With `add` (sums of F32 and F64) they are added to what out holds.
     Scatter {
         kind: ReduceKind,
         x: BufferId,
@@ -202,6 +202,7 @@ pub enum Library {
         m: usize,
         targets: usize,
         width: usize,
+        add: bool,
     },
     Attention(Box<Attention>),
     AttentionGrad(Box<AttentionGrad>),
@@ -271,10 +272,10 @@ impl Action {
                 key.turns.iter().for_each(|b| visit(*b, Access::Read));
                 visit(*out, Access::Write);
             }
-            Action::Library(Library::Scatter { x, index, out, .. }) => {
+            Action::Library(Library::Scatter { x, index, out, add, .. }) => {
                 visit(*x, Access::Read);
                 visit(*index, Access::Read);
-                visit(*out, Access::Write);
+                visit(*out, if *add { Access::ReadWrite } else { Access::Write });
             }
             Action::Library(Library::Attention(a)) => a.accesses(&mut visit),
             Action::Library(Library::AttentionGrad(a)) => a.accesses(&mut visit),

@@ -31,9 +31,9 @@ impl Lowerer<'_, '_> {
     /// Of a scatter: dims that indices and result share, dims that go away, dims of x alone.
     fn scatter_dims(&self, id: OpId) -> (Vec<DimId>, Vec<DimId>, Vec<DimId>) {
         let op = self.graph.op(id);
-        let Op::Scatter { removed, .. } = &op.op else { unreachable!("asked of a scatter") };
+        let Op::Scatter { removed, targets, .. } = &op.op else { unreachable!("asked of a scatter") };
         let mut indexed: Vec<DimId> = Vec::new();
-        for index in &op.args[1..] {
+        for index in &op.args[1..=targets.len()] {
             for d in &self.graph.value(*index).dims {
                 if !indexed.contains(d) {
                     indexed.push(*d);
@@ -49,7 +49,19 @@ impl Lowerer<'_, '_> {
     pub(super) fn emit_library(&mut self, id: OpId, steps: &mut Vec<Step>) {
         let Operation { op, args, results, .. } = self.graph.op(id).clone();
         let order = self.library_order(id);
+        let add = match &op {
+            Op::Scatter { targets, .. } => args.get(1 + targets.len()).copied(),
+            _ => None,
+        };
+        if let Some(v) = add
+            && let Some(buffer) = self.canonical(v, &order).filter(|b| self.is_temporary(*b))
+        {
+            self.take_over(buffer, results[0]);
+        }
         let out = self.buffer(results[0]);
+        if let Some(v) = add {
+            self.copy_into(v, &order, out, id, steps);
+        }
         let x_dims = self.graph.value(args[0]).dims.clone();
         let rows_then = |minor: &[DimId]| -> Vec<DimId> {
             order.iter().filter(|d| x_dims.contains(d) && !minor.contains(d)).chain(minor).copied().collect()
@@ -94,6 +106,7 @@ impl Lowerer<'_, '_> {
                     m: size(self, &removed),
                     targets: size(self, &targets),
                     width: size(self, &own),
+                    add: add.is_some(),
                 }
             }
             other => unreachable!("{other:?} is no library operation"),

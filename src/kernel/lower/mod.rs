@@ -1,6 +1,6 @@
 //! Lowering: a graph becomes the steps of one routine.
 //!
-//! In order: `bands` has wide values made some rows at a time; `prepare` cleans the graph; `recompute` has the backward pass compute again what need not be kept for it;
+//! In order: `bands` has wide values made some rows at a time; `prepare` cleans the graph; `recompute` has the backward pass compute again what need not be kept for it; `scatters` has sums added in place;
 //! `values` decides for each block which values have a place in memory and which
 //! are recomputed where they are used; `group` puts operations together into kernels; here the resulting nodes are put
 //! in order and handed to `emit` (kernels), `dot` (matrix products), `library`, `attention` and `repeat` (loops); `finish` writes new
@@ -23,6 +23,7 @@ mod prepare;
 mod recompute;
 mod repeat;
 mod reuse;
+mod scatters;
 mod strips;
 mod values;
 mod write;
@@ -123,6 +124,9 @@ pub(super) fn lower(module: &mut Module<'_>, name: &str, mut graph: Graph, optio
         true => recompute::recompute(&mut graph, options.recompute_from),
         false => vec![false; graph.ops.len()],
     };
+    if options.fuse {
+        scatters::add_in_place(&mut graph);
+    }
     let slots = module.slots(&graph);
     let n = graph.values.len();
     let mut param_orders: HashMap<Vec<DimId>, Vec<DimId>> = HashMap::new();

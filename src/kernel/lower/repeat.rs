@@ -154,15 +154,20 @@ impl Lowerer<'_, '_> {
             return None;
         }
         let buffer = self.canonical(v, &order).filter(|b| self.is_temporary(*b))?;
-        let named = self.buffer(result);
-        let Buffer { name, category, source, .. } = self.routine.buffer(named).clone();
-        let taken = &mut self.routine.buffers[buffer.index()];
-        (taken.name, taken.category, taken.source) = (name, category, source);
-        self.buffers[result.index()] = Some(buffer);
+        self.take_over(buffer, result);
         Some(buffer)
     }
 
-    fn is_temporary(&self, buffer: BufferId) -> bool {
+    /// Has a value lie where one was that nothing else reads.
+    pub(super) fn take_over(&mut self, buffer: BufferId, v: ValueId) {
+        let named = self.buffer(v);
+        let Buffer { name, category, source, .. } = self.routine.buffer(named).clone();
+        let taken = &mut self.routine.buffers[buffer.index()];
+        (taken.name, taken.category, taken.source) = (name, category, source);
+        self.buffers[v.index()] = Some(buffer);
+    }
+
+    pub(super) fn is_temporary(&self, buffer: BufferId) -> bool {
         matches!(self.routine.buffer(buffer).place, Place::Arena(_))
     }
 

@@ -48,7 +48,11 @@ impl Lowerer<'_, '_> {
                 | Op::Draw { .. }
                 | Op::Attention(_)
                 | Op::AttentionGrad(_) => op.args.iter().for_each(|a| self.need[a.index()] = true),
-                Op::Scatter { .. } => self.need[op.args[0].index()] = true,
+                Op::Scatter { targets, .. } => {
+                    let indices = 1..=targets.len();
+                    let addressed = op.args.iter().enumerate().filter(|(i, _)| !indices.contains(i));
+                    addressed.for_each(|(_, a)| self.need[a.index()] = true);
+                }
                 Op::Reshape { .. } | Op::Broadcast { .. } | Op::Window { .. } if self.need[op.results[0].index()] => {
                     let inside = match &op.op {
                         Op::Window { axes, .. } => self.stays_inside(axes),

@@ -239,8 +239,9 @@ impl Executor {
                 let key = self.key(routine, key, args);
                 library::fill(&self.pool, *dist, key, self.elements_mut::<f32>(r, routine, *out))
             }
-            Library::Scatter { kind, x, index, out, batch, m, targets, width } => {
-                let shape = Scatter { kind: *kind, batch: *batch, m: *m, targets: *targets, width: *width };
+            Library::Scatter { kind, x, index, out, batch, m, targets, width, add } => {
+                let (batch, m, targets, width) = (*batch, *m, *targets, *width);
+                let shape = Scatter { kind: *kind, batch, m, targets, width, add: *add };
                 let index = self.elements::<i32>(r, routine, *index);
                 with_element!(r.buffer(*x).dtype, E => {
                     let x = self.elements::<E>(r, routine, *x);

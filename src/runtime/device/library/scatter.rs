@@ -13,6 +13,8 @@ pub struct Scatter {
     pub m: usize,
     pub targets: usize,
     pub width: usize,
+    /// Sums are added to what out holds.
+    pub add: bool,
 }
 
 /// Elements of a row that are combined at a time, in registers or at least in the nearest cache.
@@ -26,7 +28,7 @@ pub fn scratch_bytes(m: usize, targets: usize) -> usize {
 }
 
 /// out[b, t] = `kind` over all m with index[b, m] = t, in ascending order of m. Indices outside of the targets are left
-/// out. `scratch` holds at least targets + 1 + m elements.
+/// out. With `add` out is the first term of each sum. `scratch` holds at least targets + 1 + m elements.
 ///
 /// The elements are listed by target first (a counting sort, so each list ascends); then targets are independent.
 pub fn scatter<T: Element>(
@@ -37,7 +39,7 @@ pub fn scatter<T: Element>(
     out: &mut [T],
     scratch: &mut [u64],
 ) -> Result<(), String> {
-    let Scatter { kind, batch, m, targets, width } = shape;
+    let Scatter { kind, batch, m, targets, width, .. } = shape;
     assert_eq!(x.len(), batch * m * width, "elements of x");
     assert_eq!(index.len(), batch * m, "indices");
     assert_eq!(out.len(), batch * targets * width, "elements of the result");
@@ -61,7 +63,7 @@ fn combined<T: Element>(
     start: T::Sum,
     combine: impl Fn(T::Sum, T::Sum) -> T::Sum + Sync,
 ) -> Result<(), String> {
-    let Scatter { batch, m, targets, width, .. } = shape;
+    let Scatter { batch, m, targets, width, add, .. } = shape;
     if targets == 0 || width == 0 {
         return Ok(());
     }
@@ -93,9 +95,15 @@ fn combined<T: Element>(
                 // SAFETY: target t belongs to this turn alone.
                 let out = unsafe { std::slice::from_raw_parts_mut(out.get().add(t * width), width) };
                 let members = &list[ends[t] as usize..ends[t + 1] as usize];
+                if add && members.is_empty() {
+                    continue;
+                }
                 for (strip, out) in out.chunks_mut(STRIP).enumerate() {
                     let sums = &mut sums[..out.len()];
-                    sums.fill(start);
+                    match add {
+                        true => sums.iter_mut().zip(&*out).for_each(|(sum, x)| *sum = x.widen()),
+                        false => sums.fill(start),
+                    }
                     for i in members {
                         let from = *i as usize * width + strip * STRIP;
                         for (sum, x) in sums.iter_mut().zip(&x[from..from + out.len()]) {
@@ -120,7 +128,7 @@ mod tests {
 
     fn check<T: Element>(kind: ReduceKind, make: fn(f32) -> T, tolerance: f64) {
         for (batch, m, targets, width) in [(1, 50, 7, 1), (3, 20, 33, 5), (1, 300, 40, 300), (2, 0, 3, 2)] {
-            let shape = Scatter { kind, batch, m, targets, width };
+            let shape = Scatter { kind, batch, m, targets, width, add: false };
             let x: Vec<T> = (0..batch * m * width).map(|i| make(rng::unit(5, i as u64) * 8.0 - 4.0)).collect();
             let index: Vec<i32> = (0..batch * m).map(|i| rng::draw_int(targets as u32 + 1, 7, i as u64) - 1).collect();
             let none = match kind {
@@ -153,6 +161,16 @@ mod tests {
                     assert!(got == want || (got - want).abs() <= tolerance * want.abs().max(1.0), "{got} for {want}");
                 }
                 assert_eq!(*first.get_or_insert(got.clone()), got, "{threads} threads differ");
+                if kind == ReduceKind::Sum {
+                    // Once more on top of it.
+                    let shape = Scatter { add: true, ..shape };
+                    scatter(&Pool::new(threads), shape, &x, &index, &mut out, &mut scratch).unwrap();
+                    let twice = out.iter().zip(&got).all(|(o, g)| {
+                        let (o, g) = (o.value(), 2.0 * g);
+                        (o - g).abs() <= 2.0 * tolerance * g.abs().max(1.0)
+                    });
+                    assert!(twice, "sums of {kind:?} are not added");
+                }
             }
         }
     }
