@@ -4,7 +4,7 @@
 mod backend;
 
 use partita::interp::{self, Env, Tensor};
-use partita::ir::{Attention, Builder, DimId, Graph, Input, OutputKind, ValueId};
+use partita::ir::{Attention, Builder, DimId, Graph, Input, Op, OutputKind, ValueId};
 use partita::kernel::Options;
 use partita::runtime::exec::ExecOptions;
 use partita::types::DType;
@@ -29,6 +29,8 @@ struct Setting {
     scale: Option<f64>,
     /// Values and keys have one dim of features.
     same: bool,
+    /// The position of the first query, in the forward pass alone.
+    first: Option<usize>,
 }
 
 struct Case {
@@ -101,6 +103,7 @@ fn case(seed: u64, s: &Setting, dtype: DType) -> Case {
         documents: s.documents,
         mask: s.mask,
         bias: s.bias,
+        first: s.first.is_some(),
     };
     let mut args = vec![q, k, v];
     if s.documents {
@@ -116,7 +119,16 @@ fn case(seed: u64, s: &Setting, dtype: DType) -> Case {
         let own = [group.as_slice(), &batch[..batch.len().min(1)], &[query, key]].concat();
         args.push(d.input(dtype, &own, |d| if d.below(9) == 0 { f64::NEG_INFINITY } else { d.normal() }));
     }
+    if let Some(first) = s.first {
+        d.env.position = first as i32;
+        args.push(d.b.emit(Op::Position, &[], &[(DType::I32, vec![])])[0]);
+    }
     let [out, log] = d.b.attention(&a, &args);
+    if s.first.is_some() {
+        d.b.output(OutputKind::Value, "out", out);
+        d.b.output(OutputKind::Value, "log", log);
+        return Case { graph: d.b.finish(), env: d.env };
+    }
     let by = d.input(dtype, &all(&[value], &rows), Draw::normal);
     args.extend([out, log, by]);
     let grads = d.b.attention_grad(&a, &args);
@@ -212,6 +224,18 @@ fn causal_masks_and_sliding_windows() {
 }
 
 #[test]
+fn queries_from_a_position_on() {
+    for (queries, keys) in [(1, 300), (3, 150), (70, 200)] {
+        for first in [0, 1, 5, 127, 128, keys - queries, keys] {
+            for (causal, reach) in [(true, None), (true, Some(40)), (false, Some(9)), (false, None)] {
+                let s = Setting { queries, keys, causal, reach, first: Some(first), group: vec![2], ..plain() };
+                check(12, &s, DType::F32);
+            }
+        }
+    }
+}
+
+#[test]
 fn grouped_queries_and_several_batch_dims() {
     for (batch, group) in [(vec![], vec![]), (vec![], vec![3]), (vec![2, 3], vec![2]), (vec![2, 1, 2], vec![1, 2])] {
         for causal in [false, true] {
@@ -274,6 +298,7 @@ fn random_settings() {
             cap: [0.0, 2.0][d.below(2)],
             scale: None,
             same: d.below(2) == 0,
+            first: None,
         };
         check(100 + seed, &s, [DType::F32, DType::F64, DType::BF16, DType::F16][seed as usize % 4]);
     }

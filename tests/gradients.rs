@@ -881,6 +881,7 @@ fn attention() {
                 documents: on(1),
                 mask: on(2),
                 bias: on(3),
+                first: false,
             };
             c.b.attention(&a, &args)[0]
         });

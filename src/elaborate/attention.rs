@@ -25,14 +25,13 @@ struct Conditions {
 }
 
 impl Elab<'_> {
-    /// Whether calls of a function may become the runtime's attention. Sampling programs keep the body: what they keep from position to
-    /// position is found in it.
+    /// Whether calls of a function may become the runtime's attention.
     pub(super) fn is_attention(&self, at: ItemRef) -> bool {
         let kernel = |(name, argument): &(crate::syntax::ast::Name, crate::syntax::ast::Name)| {
             name.text == "kernel" && argument.text == "flash_attention"
         };
         let library = self.program.module(at.module).path.is_none();
-        library && !self.mode.streaming && self.program.item(at).attribute.as_ref().is_some_and(kernel)
+        library && self.program.item(at).attribute.as_ref().is_some_and(kernel)
     }
 
     /// The call in the current frame, whose body has been walked, as one operation; None where it is not of that form.
@@ -103,6 +102,7 @@ impl Elab<'_> {
             documents: c.documents.is_some(),
             mask: mask.is_some(),
             bias: bias.is_some(),
+            first: false,
         };
         Some(self.b.attention(&a, &args)[0])
     }

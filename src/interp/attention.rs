@@ -40,7 +40,8 @@ impl<'a> Setting<'a> {
         let own = (0..self.args.len()).map(|i| self.operand(i).dims);
         let all: Vec<Vec<usize>> = own.chain(more.iter().copied()).map(|d| strides(self.g, d, &self.rows)).collect();
         let query = self.rows.iter().position(|d| *d == self.a.query).expect("q has a position");
-        walk(&sizes(self.g, &self.rows), &all, |at, index| f(at, index[query]));
+        let first = self.a.position().map_or(0, |i| self.args[i].data[0] as usize);
+        walk(&sizes(self.g, &self.rows), &all, |at, index| f(at, first + index[query]));
     }
 
     fn scores(&self, at: &[usize], query: usize) -> Scores {

@@ -426,12 +426,21 @@ pub struct Attention {
     pub mask: bool,
     /// One more operand, of q's type, over such dims. No derivative.
     pub bias: bool,
+    /// One more operand, an I32 scalar: the position of the first query, by which `causal` and `reach` count; it is 0 without.
+    /// Only in sampling programs.
+    pub first: bool,
 }
 
 impl Attention {
     /// Number of operands of the attention.
     pub fn operands(&self) -> usize {
-        3 + 2 * usize::from(self.documents) + usize::from(self.mask) + usize::from(self.bias)
+        let more = [self.mask, self.bias, self.first].map(usize::from).iter().sum::<usize>();
+        3 + 2 * usize::from(self.documents) + more
+    }
+
+    /// The number of the operand that says where the first query is.
+    pub fn position(&self) -> Option<usize> {
+        self.first.then(|| self.operands() - 1)
     }
 
     /// The numbers of the operands for documents, the mask and the bias.

@@ -476,7 +476,8 @@ impl Parser<'_> {
         let reach = if self.lex.accept_word("reach")? { Some(self.lex.whole()?) } else { None };
         let documents = self.lex.accept_word("documents")?;
         let (mask, bias) = (self.lex.accept_word("mask")?, self.lex.accept_word("bias")?);
-        Ok(Attention { query, key, feature, value, scale, cap, causal, reach, documents, mask, bias })
+        let first = self.lex.accept_word("first")?;
+        Ok(Attention { query, key, feature, value, scale, cap, causal, reach, documents, mask, bias, first })
     }
 
     fn named_float(&mut self, name: &str) -> Parsed<f64> {

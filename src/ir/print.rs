@@ -187,7 +187,7 @@ impl Printer<'_> {
         if let Some(reach) = a.reach {
             let _ = write!(text, " reach {reach}");
         }
-        for (word, there) in [("documents", a.documents), ("mask", a.mask), ("bias", a.bias)] {
+        for (word, there) in [("documents", a.documents), ("mask", a.mask), ("bias", a.bias), ("first", a.first)] {
             if there {
                 let _ = write!(text, " {word}");
             }

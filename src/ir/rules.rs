@@ -335,6 +335,9 @@ impl Check<'_> {
             }
             Op::AttentionGrad(a) => {
                 let n = a.operands();
+                if a.first {
+                    return fail("attention from a position on has no derivative");
+                }
                 self.operands(n + 3)?;
                 self.attention(a)?;
                 self.logsumexp(a, self.arg(n + 1))?;
@@ -470,6 +473,12 @@ impl Check<'_> {
         if let Some(i) = bias {
             self.arg_type(i, self.arg(0).dtype)?;
             within(i, &rows, a.key)?;
+        }
+        if let Some(i) = a.position() {
+            self.arg_type(i, DType::I32)?;
+            if !self.arg(i).dims.is_empty() {
+                return fail("the position of its first query is no scalar");
+            }
         }
         if a.scale.is_finite() && a.cap >= 0.0 { Ok(()) } else { fail("its scale or cap is no number") }
     }

@@ -29,6 +29,8 @@ pub struct Attention {
     pub mask: Option<Strided>,
     /// Of the operands' type.
     pub bias: Option<Strided>,
+    /// I32: the position of the first query, which is 0 without.
+    pub first: Option<BufferId>,
     pub scale: f64,
     pub cap: f64,
     pub causal: bool,
@@ -66,14 +68,20 @@ impl Attention {
         self.documents.iter().flatten().chain(&self.mask).chain(&self.bias).for_each(visit);
     }
 
+    fn read(&self, visit: &mut impl FnMut(BufferId, Access)) {
+        self.operands(&mut |s| visit(s.buffer, Access::Read));
+        self.first.iter().for_each(|b| visit(*b, Access::Read));
+    }
+
     fn arrays_mut(&mut self, change: &mut impl FnMut(&mut BufferId)) {
         let always = [&mut self.q, &mut self.k, &mut self.v, &mut self.out];
         let optional = self.documents.iter_mut().flatten().chain(&mut self.mask).chain(&mut self.bias);
         always.into_iter().chain(&mut self.log).chain(optional).for_each(|s| change(&mut s.buffer));
+        self.first.iter_mut().for_each(change);
     }
 
     pub(super) fn accesses(&self, visit: &mut impl FnMut(BufferId, Access)) {
-        self.operands(&mut |s| visit(s.buffer, Access::Read));
+        self.read(visit);
         std::iter::once(&self.out).chain(&self.log).for_each(|s| visit(s.buffer, Access::Write));
     }
 
@@ -81,14 +89,16 @@ impl Attention {
         self.arrays_mut(change);
     }
 
-    /// Pairs of a query and a key that may see each other by their positions.
+    /// Pairs of a query and a key that may see each other by their positions; where these begin anywhere, of those in the
+    /// middle.
     fn pairs(&self) -> u64 {
         let rows: usize = self.batch.iter().chain(&self.group).product();
-        let one: u64 = (0..self.queries).map(|q| self.seen(q).len() as u64).sum();
+        let first = if self.first.is_some() { (self.keys - self.queries.min(self.keys)) / 2 } else { 0 };
+        let one: u64 = (0..self.queries).map(|q| self.seen(first + q).len() as u64).sum();
         rows as u64 * one
     }
 
-    /// The keys that a query sees by its position; the others may be left out.
+    /// The keys that the query at a position may see; the others may be left out.
     pub fn seen(&self, query: usize) -> std::ops::Range<usize> {
         let end = if self.causal { self.keys.min(query + 1) } else { self.keys };
         let begin = self.reach.map_or(0, |r| (query + 1).saturating_sub(r as usize));
@@ -103,7 +113,7 @@ impl Attention {
 
 impl AttentionGrad {
     pub(super) fn accesses(&self, visit: &mut impl FnMut(BufferId, Access)) {
-        self.of.operands(&mut |s| visit(s.buffer, Access::Read));
+        self.of.read(visit);
         let results = [&self.of.out, &self.d_out].into_iter().chain(&self.of.log);
         results.for_each(|s| visit(s.buffer, Access::Read));
         let written = self.dq.iter().chain(&self.dk).chain(&self.dv).chain(&self.sums);

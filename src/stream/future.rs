@@ -91,6 +91,11 @@ impl Futures {
                     (false, false, false) => Ok((key, None)),
                 }
             }
+            Op::Attention(a) if a.key == key => {
+                let masks =
+                    a.causal && a.query == dim || a.extras().1.is_some_and(|m| implies(g, op.args[m], key, dim));
+                if args.contains(&Some(Beyond::Later)) && !masks { Err(later()) } else { Ok((key, None)) }
+            }
             Op::Reshape { groups } => match groups.iter().find(|(a, _)| a.contains(&key)) {
                 None => Ok((key, args[0])),
                 Some((a, b)) if a.len() == 1 && b.len() == 1 => Ok((b[0], args[0])),

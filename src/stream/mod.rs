@@ -289,6 +289,7 @@ impl Streamer<'_> {
                 }
                 self.plain(op)
             }
+            Op::Attention(a) if a.query == self.dim => self.attention(op, a),
             _ if mixes && op.op.names_dim(self.dim) && !matches!(op.op, Op::Broadcast { .. }) => {
                 self.fail(op, "the value at a position depends on later positions")
             }
@@ -315,13 +316,28 @@ impl Streamer<'_> {
         op.args.iter().zip(turns).map(|(a, t)| if t == *a { self.get(*a) } else { t }).collect()
     }
 
+    /// Attention of the new positions: what they see of the keys depends on where they are.
+    fn attention(&mut self, op: &Operation, a: &Attention) -> Result<(), Problem> {
+        if !a.causal && a.reach.is_none() {
+            return self.plain(op);
+        }
+        let position = self.position();
+        self.plain_as(op, Op::Attention(Attention { first: true, ..a.clone() }), &[position])
+    }
+
     /// The same operation on the new positions.
     fn plain(&mut self, op: &Operation) -> Result<(), Problem> {
+        self.plain_as(op, op.op.clone(), &[])
+    }
+
+    /// An operation in the place of `op`, on the new positions; `more` are further operands.
+    fn plain_as(&mut self, op: &Operation, new: Op, more: &[ValueId]) -> Result<(), Problem> {
         let future = self.futures.of(self.g, op, self.dim).map_err(|m| Problem { message: m, span: op.span })?;
-        let args = self.args(op);
+        let mut args = self.args(op);
+        args.extend(more);
         let types: Vec<(DType, Vec<DimId>)> = op.results.iter().map(|r| self.type_of(*r)).collect();
         let moved = self.moved.clone();
-        let mut new = op.op.map_dims(&mut |d| moved.get(&d).copied().unwrap_or(d));
+        let mut new = new.map_dims(&mut |d| moved.get(&d).copied().unwrap_or(d));
         if let (Op::PackPlace { limit, .. }, Some(n)) = (&mut new, self.places.get(&op.results[0])) {
             *limit = *n;
         }

@@ -158,6 +158,22 @@ fn a_sliding_window_is_causal_too() {
 }
 
 #[test]
+fn attention_counts_positions_from_where_it_is() {
+    let built = build(&ATTENTION.replace("MASK", "causal[seq, key]()"));
+    let feed = built.facts.feed.unwrap();
+    let graph = stream(&built.whole, feed.input, feed.dim, 1).unwrap().graph;
+    let attentions: Vec<&Op> = graph.ops.iter().map(|o| &o.op).filter(|o| matches!(o, Op::Attention(_))).collect();
+    assert_eq!(attentions.len(), 2);
+    assert!(attentions.iter().all(|o| matches!(o, Op::Attention(a) if a.first && a.causal && !a.mask)));
+}
+
+#[test]
+fn a_mask_of_another_form_is_one_in_memory() {
+    compare(&ATTENTION.replace("MASK", "iota[key] < iota[seq]"));
+    compare(&ATTENTION.replace("MASK", "causal[seq, key]() and (iota[key] % 2 == 0 or iota[key] == iota[seq])"));
+}
+
+#[test]
 fn attention_without_a_causal_mask_is_refused() {
     let built = build(&ATTENTION.replace("MASK", "iota[seq] <= iota[key]"));
     let feed = built.facts.feed.unwrap();

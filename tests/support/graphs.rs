@@ -575,12 +575,15 @@ impl Maker {
             documents: false,
             mask,
             bias: false,
+            first: false,
         };
         let [out, log] = self.b.attention(&a, &args);
+        let position = self.b.scalar(self.rng.below(4) as f64, DType::I32);
+        let later = self.b.attention(&Attention { first: true, ..a.clone() }, &[&args[..], &[position]].concat())[0];
         let g = self.b.map_scalar(MapOp::Mul, out, 0.5);
         args.extend([out, log, g]);
         let grads = self.b.attention_grad(&a, &args);
-        for (n, v) in std::iter::once(out).chain(grads).enumerate() {
+        for (n, v) in std::iter::once(out).chain(grads).chain([later]).enumerate() {
             // As it is, to be compared ..
             let exact = self.b.map(MapOp::Tanh, &[v]);
             let name = format!("attention{}.{n}", self.values.len());

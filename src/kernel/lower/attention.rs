@@ -68,6 +68,11 @@ impl Lowerer<'_, '_> {
         [batch, group, vec![a.query, a.key, a.feature, a.value]]
     }
 
+    /// The buffer of a number that is there as one.
+    fn scalar(&mut self, v: ValueId) -> program::BufferId {
+        self.canonical(v, &[]).expect("operands of attention are in memory")
+    }
+
     fn strided(&mut self, v: ValueId, dims: &[Vec<DimId>; 3]) -> Strided {
         let view = self.view(v).clone();
         let steps = dims.iter().flatten().map(|d| self.stride(v, *d) as isize).collect();
@@ -93,6 +98,7 @@ impl Lowerer<'_, '_> {
             documents: documents.map(|i| [args[i], args[i + 1]].map(|v| self.strided(v, &dims))),
             mask: mask.map(|i| self.strided(args[i], &dims)),
             bias: bias.map(|i| self.strided(args[i], &dims)),
+            first: a.position().map(|i| self.scalar(args[i])),
             scale: a.scale,
             cap: a.cap,
             causal: a.causal,

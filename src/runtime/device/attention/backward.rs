@@ -170,7 +170,7 @@ impl<E: Stored> Call<'_, E> {
                 for group in 0..groups {
                     let (head, grads) = (head.of_group(group), grads.map(|x| x.of_group(a, group)));
                     for query in (0..a.queries).step_by(QUERIES) {
-                        let pair = Pair { a, query, key: first, queries: QUERIES.min(a.queries - query), keys };
+                        let pair = head.pair((query, QUERIES.min(a.queries - query)), (first, keys));
                         self.block(&head, &grads, &pair, ahead, m);
                     }
                 }

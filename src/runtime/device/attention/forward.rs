@@ -109,7 +109,7 @@ impl<E: Stored> Call<'_, E> {
         let (a, stored) = (head.a, size_of::<E>() as isize);
         ahead.add(head.out.matrix(Dim::Query, queries.start, Dim::Value), queries.len(), a.width, stored);
         if let Some((head, queries)) = next {
-            let keys = a.seen(queries.start).start..a.seen(queries.end - 1).end;
+            let keys = head.seen(queries.start).start..head.seen(queries.end - 1).end;
             let few = keys.len().min(AHEAD);
             ahead.add(head.q.matrix(Dim::Query, queries.start, Dim::Feature), queries.len(), a.features, stored);
             ahead.add(head.k.matrix(Dim::Key, keys.start, Dim::Feature), few, a.features, stored);
@@ -139,8 +139,8 @@ impl<E: Stored> Call<'_, E> {
             let k_in_place = near(&head.k, Dim::Feature);
             let v_in_place = near(&head.v, Dim::Value) && end - first < FEW;
             let mut begun = [false; TASK];
-            let last = a.seen(end - 1).end;
-            for key in (a.seen(first).start / KEYS * KEYS..last).step_by(KEYS) {
+            let last = head.seen(end - 1).end;
+            for key in (head.seen(first).start / KEYS * KEYS..last).step_by(KEYS) {
                 let keys = KEYS.min(last - key);
                 let (mut k, mut v) =
                     (head.k.matrix(Dim::Key, key, Dim::Feature), head.v.matrix(Dim::Key, key, Dim::Value));
@@ -153,7 +153,7 @@ impl<E: Stored> Call<'_, E> {
                     v = Matrix { at: m.v.cast(), row: width as isize * bytes, column: bytes };
                 }
                 for (i, query) in (first..end).step_by(QUERIES).enumerate() {
-                    let pair = Pair { a, query, key, queries: QUERIES.min(end - query), keys };
+                    let pair = head.pair((query, QUERIES.min(end - query)), (key, keys));
                     if !pair.seen(0, pair.queries).is_empty() {
                         self.pair(head, &pair, (k, v), (i, begun[i]), ahead, m);
                         begun[i] = true;
@@ -229,7 +229,7 @@ impl<E: Stored> Call<'_, E> {
                     stride: line,
                     seen: pair.seen(lane, end),
                     near: pair.seen(lane.saturating_sub(LANES), queries.min(end + LANES)),
-                    ahead: (pair.query + lane) as i64 - pair.key as i64,
+                    ahead: (pair.position + lane) as i64 - pair.key as i64,
                     causal: a.causal,
                     reach: a.reach,
                     scale: E::Sum::of(a.scale),

@@ -80,6 +80,8 @@ impl<'a> Array<'a> {
 #[derive(Clone, Copy)]
 pub struct Head<'a> {
     pub a: &'a Attention,
+    /// The position of the first query.
+    first: usize,
     pub q: Array<'a>,
     pub k: Array<'a>,
     pub v: Array<'a>,
@@ -99,6 +101,8 @@ impl<'a> Head<'a> {
         let array = |s: &'a Strided, dtype| unsafe { Array::new(a, s, dtype, locate) };
         Head {
             a,
+            // SAFETY: the caller's promise: an I32.
+            first: a.first.map_or(0, |b| unsafe { locate(b).cast::<i32>().read() }.max(0) as usize),
             q: array(&a.q, a.dtype),
             k: array(&a.k, a.dtype),
             v: array(&a.v, a.dtype),
@@ -113,6 +117,7 @@ impl<'a> Head<'a> {
     fn map(self, change: impl Fn(Array<'a>) -> Array<'a>) -> Head<'a> {
         Head {
             a: self.a,
+            first: self.first,
             q: change(self.q),
             k: change(self.k),
             v: change(self.v),
@@ -134,9 +139,19 @@ impl<'a> Head<'a> {
         self.map(|x| x.of_group(self.a, group))
     }
 
+    /// The keys that a query sees by its position.
+    pub fn seen(&self, query: usize) -> Range<usize> {
+        self.a.seen(self.first + query)
+    }
+
+    /// A block of queries, from number `query` on, with a block of keys.
+    pub fn pair(&self, (query, queries): (usize, usize), (key, keys): (usize, usize)) -> Pair<'a> {
+        Pair { a: self.a, query, position: self.first + query, key, queries, keys }
+    }
+
     /// Pairs of one of some queries with a key that it sees, about.
     pub fn pairs(&self, queries: &Range<usize>) -> u64 {
-        let [first, last] = [queries.start, queries.end - 1].map(|q| self.a.seen(q).len());
+        let [first, last] = [queries.start, queries.end - 1].map(|q| self.seen(q).len());
         (queries.len() * (first + last)) as u64 / 2
     }
 
@@ -179,6 +194,8 @@ pub struct Pair<'a> {
     pub a: &'a Attention,
     /// The first ones.
     pub query: usize,
+    /// The position of the first query.
+    pub position: usize,
     pub key: usize,
     pub queries: usize,
     pub keys: usize,
@@ -187,16 +204,16 @@ pub struct Pair<'a> {
 impl Pair<'_> {
     /// The keys that one of some queries sees; numbers in the blocks.
     pub fn seen(&self, from: usize, to: usize) -> Range<usize> {
-        let first = self.a.seen(self.query + from).start.saturating_sub(self.key);
-        let end = self.a.seen(self.query + to - 1).end.saturating_sub(self.key).min(self.keys);
+        let first = self.a.seen(self.position + from).start.saturating_sub(self.key);
+        let end = self.a.seen(self.position + to - 1).end.saturating_sub(self.key).min(self.keys);
         first.min(end)..end
     }
 
     /// The queries that see one of some keys; numbers in the blocks.
     pub fn seeing(&self, from: usize, to: usize) -> Range<usize> {
-        let reach = |r: u32| (self.key + to - 1 + r as usize).saturating_sub(self.query).min(self.queries);
+        let reach = |r: u32| (self.key + to - 1 + r as usize).saturating_sub(self.position).min(self.queries);
         let end = self.a.reach.map_or(self.queries, reach);
-        let first = if self.a.causal { (self.key + from).saturating_sub(self.query) } else { 0 };
+        let first = if self.a.causal { (self.key + from).saturating_sub(self.position) } else { 0 };
         first.min(end)..end
     }
 }

@@ -58,6 +58,7 @@ fn call(group: usize, causal: bool) -> AttentionGrad {
         documents: None,
         mask: None,
         bias: None,
+        first: None,
         scale: 0.8,
         cap: 0.0,
         causal,
