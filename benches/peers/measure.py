@@ -3,7 +3,9 @@
 Prints a table, or with --json one object:
 {"nano": {"ours_ms", "best_peer", "best_ms", "ratio", "ours_peak_mib", "best_peak_mib", "lowest_peak_mib", "gflop"}, ..}
 Times are of one training step (median of a process's steps, then of the rounds) in milliseconds, peaks are resident memory in MiB;
-`ratio` is ours to the fastest peer's. Peers import hundreds of MiB of libraries, which their peaks include."""
+`ratio` is ours to the fastest peer's. The config `generation` measures new tokens of a GPT-2 of 124 M parameters at batch 1:
+{"ours_ms", "read_gb_s", "of_bandwidth", "best_peer", "best_ms", "ratio", "peers_ms"}, where `of_bandwidth` is the part of our time in
+which memory gives the weights, as fast as `--profile` finds that it can. Peers import hundreds of MiB of libraries, which their peaks include."""
 
 import argparse
 import json
@@ -36,6 +38,9 @@ PEERS = {
     "small": [("torch", "eager"), ("torch", "compile"), ("jax", "flat")],
     "wide": [("torch", "eager"), ("jax", "jit")],
 }
+# Tokens that are generated, and the bytes of the weights that each of them needs: all but the positions.
+TOKENS = 64
+READ = 4 * (12 * (12 * 768 * 768 + 13 * 768) + 2 * 768 + 50257 * 768)
 # The allocator that keeps torch from mapping its gradients anew in every step.
 KIND = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000", "MALLOC_TOP_PAD_": "67108864"}
 
@@ -85,6 +90,44 @@ def peer(config, framework, mode, args):
     return json.loads(text.strip().splitlines()[-1])["ms_median"], peak
 
 
+def generation(args):
+    """Generates with a model of 124 M parameters, one token after another."""
+    text, _ = run([
+        PARTITA, "sample", os.path.join(MODELS, "gpt.pta"), "--preset", "gpt2", "--initial", "--temperature", "0", "--prompt", "0",
+        "--length", str(TOKENS), "--profile", "--threads", str(args.threads),
+        *(["--precision", args.precision] if args.precision else []),
+    ])  # fmt: skip
+    find = lambda pattern: float(re.search(pattern, text).group(1))
+    return find(r"median ([0-9.]+) ms"), find(r"([0-9.]+) GB/s \(reads\)") * 1e9
+
+
+def peers_generation(args, mode):
+    script = os.path.join(HERE, "torch_generate.py")
+    text, _ = run([sys.executable, script, mode, "--tokens", str(TOKENS), "--threads", str(args.threads)])
+    return json.loads(text.strip().splitlines()[-1])["ms_median"]
+
+
+def compare_generation(args):
+    """Milliseconds of a token, beside the peer's and the time in which memory gives the weights."""
+    ours, speeds, peers = [], [], {}
+    for _ in range(args.rounds):
+        time, speed = generation(args)
+        ours.append(time)
+        speeds.append(speed)
+        for mode in [] if args.alone else ["eager", "compile"]:
+            peers.setdefault(f"torch-{mode}", []).append(peers_generation(args, mode))
+        print("generation", ours[-1], {k: v[-1] for k, v in peers.items()}, file=sys.stderr)
+    read = READ / (2 if args.precision in ("bf16", "f16") else 1)
+    time, speed = statistics.median(ours), statistics.median(speeds)
+    row = {"ours_ms": round(time, 3), "read_gb_s": round(speed / 1e9, 2), "of_bandwidth": round(read / speed / time * 1e3, 3)}
+    times = {name: statistics.median(all) for name, all in peers.items()}
+    if times:
+        best = min(times, key=times.get)
+        row |= {"best_peer": best, "best_ms": round(times[best], 3), "ratio": round(time / times[best], 3)}
+        row["peers_ms"] = {name: round(t, 3) for name, t in times.items()}
+    return row
+
+
 def least(config):
     """The arithmetic that a step cannot do without, causal attention halved."""
     shapes = {"nano": (4, 128, 128, 16), "micro": (6, 384, 256, 8), "small": (12, 768, 256, 4)}
@@ -108,12 +151,16 @@ def main():
     p.add_argument("--scripts", default=os.environ.get("PARTITA_PEERS", os.path.join(ROOT, "..", "shared", "peers-bench")))
     args = p.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
-    if not args.alone and not os.path.exists(os.path.join(args.scripts, "torch_train.py")):
+    training = any(config != "generation" for config in args.configs.split(","))
+    if training and not args.alone and not os.path.exists(os.path.join(args.scripts, "torch_train.py")):
         sys.exit(f"no peers' programs in {args.scripts}: give their folder with --scripts DIR, or leave them out with --alone")
     result = {}
     with tempfile.TemporaryDirectory() as folder:
         data(folder)
         for config in args.configs.split(","):
+            if config == "generation":
+                result[config] = compare_generation(args)
+                continue
             runs = {}
             for _ in range(args.rounds):
                 runs.setdefault("ours", []).append(ours(config, folder, args))
@@ -139,12 +186,16 @@ def main():
         print(json.dumps(result))
         return
     print("config     ours ms   best peer      its ms   ratio   ours MiB  lowest MiB  GFLOP/s")
+    generated = result.pop("generation", None)
     for config, r in result.items():
         speed = r["gflop"] / r["ours_ms"] * 1e3
         print(
             f"{config:8} {r['ours_ms']:9.2f}   {r.get('best_peer', '-'):13} {r.get('best_ms', 0):8.2f}  {r.get('ratio', 0):6.3f}"
             f"   {r['ours_peak_mib']:8}  {r.get('lowest_peak_mib', 0):10}  {speed:7.1f}"
         )
+    if r := generated:
+        peer = f"; {r['best_peer']} {r['best_ms']:.2f} ms, ratio {r['ratio']:.3f}" if "ratio" in r else ""
+        print(f"generation {r['ours_ms']:.2f} ms a token, {100 * r['of_bandwidth']:.0f} % of {r['read_gb_s']:.1f} GB/s{peer}")
 
 
 if __name__ == "__main__":

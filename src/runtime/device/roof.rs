@@ -1,7 +1,9 @@
 //! What the machine does at best: a product that stays in the caches, and a sum over memory that does not.
 
+use super::arena::Arena;
 use super::pool::Pool;
 use super::product::{Extent, Product, SCRATCH};
+use super::share::Shared;
 use crate::types::DType;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -10,8 +12,13 @@ use std::time::{Duration, Instant};
 const LEAST: Duration = Duration::from_millis(60);
 /// Rows, columns and sums of the product of one thread.
 const SIZE: usize = 384;
-/// Words that one thread reads.
-const WORDS: usize = 8 << 20;
+/// A cache line.
+type Line = [u64; 8];
+/// Lines that one thread reads, and all together at most: more than stays in a cache.
+const LINES: usize = 2 << 20;
+const MOST_LINES: usize = 16 << 20;
+/// Places that one thread reads from side by side: with one alone it would wait for memory half of the time.
+const STREAMS: usize = 8;
 
 /// Operations on f32 and bytes read from memory, each a second, by all threads of a pool at once. 0 where it cannot be
 /// measured.
@@ -59,20 +66,45 @@ fn flops(pool: &Pool) -> f64 {
 }
 
 fn bytes(pool: &Pool) -> f64 {
-    let words = vec![1u64; WORDS * pool.threads()];
+    let each = LINES.min(MOST_LINES / pool.threads()).max(STREAMS);
+    // Large pages, as weights have them.
+    let Some(arena) = Arena::new(each * pool.threads() * size_of::<Line>()) else { return 0.0 };
+    let base = Shared(arena.base().cast::<Line>());
+    // SAFETY: parts of the arena, which are disjoint.
+    let part = |n: usize| unsafe { std::slice::from_raw_parts_mut(base.get().add(n * each), each) };
+    // Memory that was never written to is no memory.
+    let filled = pool.run(pool.threads(), &|n| part(n).fill([1; 8]));
     let total = AtomicU64::new(0);
-    best((words.len() * 8) as f64, || {
+    let rate = best((each * pool.threads() * size_of::<Line>()) as f64, || {
         let done = pool.run(pool.threads(), &|n| {
-            let sum = words[n * WORDS..(n + 1) * WORDS].iter().fold(0u64, |s, x| s.wrapping_add(*x));
-            total.fetch_add(sum, Ordering::Relaxed);
+            total.fetch_add(sum(part(n)), Ordering::Relaxed);
         });
         std::hint::black_box(done).ok();
-    })
+    });
+    if filled.is_ok() { rate } else { 0.0 }
+}
+
+fn sum(lines: &[Line]) -> u64 {
+    let mut all = Line::default();
+    let each = lines.len() / STREAMS;
+    for i in 0..each {
+        for stream in 0..STREAMS {
+            let line = &lines[stream * each + i];
+            all.iter_mut().zip(line).for_each(|(sum, x)| *sum = sum.wrapping_add(*x));
+        }
+    }
+    all.iter().fold(0, |sum, x| sum.wrapping_add(*x))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_line_is_read() {
+        let lines: Vec<Line> = (0..1000).map(|i| [i; 8]).collect();
+        assert_eq!(sum(&lines), 8 * 999 * 500);
+    }
 
     #[test]
     fn more_operations_than_bytes() {

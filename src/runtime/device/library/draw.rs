@@ -27,6 +27,10 @@ pub fn draw<T: Element>(logits: &[T], out: &mut [i32], n: usize, how: Draw, scra
     for (row, (logits, out)) in logits.chunks_exact(n).zip(out.iter_mut()).enumerate() {
         let logit = |i: usize| logits[i].value();
         let largest = (0..n).reduce(|a, b| if ascending(logit(a), logit(b)).is_lt() { b } else { a }).unwrap_or(0);
+        if how.top_k == 1 {
+            *out = largest as i32;
+            continue;
+        }
         let top = logit(largest);
         let weight = |i: usize| if logit(i) == top { 1.0 } else { (logit(i) - top).exp() };
         let first = if how.top_k == 0 { n } else { how.top_k.min(n) };

@@ -1,6 +1,6 @@
 //! Tiles of 256-bit vectors: 24 rows of f32 or 12 of f64 by 4 columns, which is what 16 registers hold.
 
-use super::few::{Few, few};
+use super::few::{Few, FewFn, Operand, Same, few, halves};
 use super::kernel::Kernel;
 use super::pack::{Brain, Double, Form, Pack, PackFn, Single, Small, Wide, pack};
 use super::tile::{Simd, Tile, tile, tiles};
@@ -10,6 +10,9 @@ use std::arch::x86_64::*;
 
 struct F32;
 struct F64;
+/// Operands of 16 bits.
+struct Bf16;
+struct Half;
 
 /// Windows of this array are masks.
 static LANES: [i64; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -96,16 +99,53 @@ unit!(
     _mm256_add_pd
 );
 
+// SAFETY (of all functions): as the trait demands.
+impl Operand<F32> for Bf16 {
+    const BYTES: usize = 2;
+    #[inline(always)]
+    unsafe fn load(from: *const u8) -> __m256 {
+        unsafe {
+            let x = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(x))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_part(from: *const u8, n: usize) -> __m256 {
+        unsafe { Self::load(halves::<8>(from, n).as_ptr().cast()) }
+    }
+    #[inline(always)]
+    unsafe fn splat(from: *const u8) -> __m256 {
+        unsafe { _mm256_set1_ps(f32::from_bits(u32::from(from.cast::<u16>().read_unaligned()) << 16)) }
+    }
+}
+
+// SAFETY (of all functions): as the trait demands.
+impl Operand<F32> for Half {
+    const BYTES: usize = 2;
+    #[inline(always)]
+    unsafe fn load(from: *const u8) -> __m256 {
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_part(from: *const u8, n: usize) -> __m256 {
+        unsafe { Self::load(halves::<8>(from, n).as_ptr().cast()) }
+    }
+    #[inline(always)]
+    unsafe fn splat(from: *const u8) -> __m256 {
+        unsafe { _mm256_cvtph_ps(_mm_set1_epi16(from.cast::<i16>().read_unaligned())) }
+    }
+}
+
 #[target_feature(enable = "avx2,fma")]
 unsafe fn tile_256<S: Simd, const V: usize, const N: usize>(t: &Tile) {
     // SAFETY: as promised by the caller.
     unsafe { tile::<S, V, N>(t) }
 }
 
-#[target_feature(enable = "avx2,fma")]
-unsafe fn few_256<S: Simd>(f: &Few) {
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn few_256<S: Simd, O: Operand<S>>(f: &Few) {
     // SAFETY: as promised by the caller.
-    unsafe { few::<S>(f) }
+    unsafe { few::<S, O>(f) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -123,13 +163,18 @@ pub fn kernel(dtype: DType, wide: bool) -> Kernel {
             _ => pack_256::<Double>,
         };
         let (tiles, same) = (tiles!(tile_256, F64, [1 2 3], [1 2 3 4]), dtype == DType::F64);
-        return Kernel::of_numbers(DType::F64, 4, tiles, few_256::<F64>, pack, same);
+        return Kernel::of_numbers(DType::F64, 4, tiles, few_256::<F64, Same>, pack, same);
     }
     let pack: PackFn = match dtype {
         DType::F16 => pack_256::<Small<true>>,
         DType::BF16 => pack_256::<Brain>,
         _ => pack_256::<Single>,
     };
+    let few: FewFn = match dtype {
+        DType::F16 => few_256::<F32, Half>,
+        DType::BF16 => few_256::<F32, Bf16>,
+        _ => few_256::<F32, Same>,
+    };
     let (tiles, same) = (tiles!(tile_256, F32, [1 2 3], [1 2 3 4]), dtype == DType::F32);
-    Kernel::of_numbers(DType::F32, 8, tiles, few_256::<F32>, pack, same)
+    Kernel { few: Some(few), ..Kernel::of_numbers(DType::F32, 8, tiles, few, pack, same) }
 }

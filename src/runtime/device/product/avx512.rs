@@ -3,7 +3,7 @@
 //! `vdpbf16ps` multiplies pairs of bf16 and adds both products to an f32. It takes numbers below the normal range of f32
 //! for zero and rounds in its own order, so its results differ from those of other units in the last bits.
 
-use super::few::{Few, few};
+use super::few::{Few, Operand, Same, few, halves};
 use super::kernel::Kernel;
 use super::pack::{Blocks, Brain, Double, Form, Pack, PackFn, Pairs, Single, Small, Wide, pack};
 use super::tile::{Simd, Tile, tile, tiles};
@@ -13,7 +13,7 @@ use std::arch::x86_64::*;
 
 struct F32;
 struct F64;
-/// A packed element is a pair of bf16, a sum an f32.
+/// A packed element is a pair of bf16, a sum an f32. As an operand, single ones.
 struct Bf16;
 
 macro_rules! single {
@@ -117,6 +117,46 @@ impl Simd for F64 {
     }
 }
 
+/// An operand of f16.
+struct Half;
+
+// SAFETY (of all functions): as the trait demands.
+impl Operand<F32> for Bf16 {
+    const BYTES: usize = 2;
+    #[inline(always)]
+    unsafe fn load(from: *const u8) -> __m512 {
+        unsafe {
+            let x = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(x))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_part(from: *const u8, n: usize) -> __m512 {
+        unsafe { <Bf16 as Operand<F32>>::load(halves::<16>(from, n).as_ptr().cast()) }
+    }
+    #[inline(always)]
+    unsafe fn splat(from: *const u8) -> __m512 {
+        unsafe { _mm512_set1_ps(f32::from_bits(u32::from(from.cast::<u16>().read_unaligned()) << 16)) }
+    }
+}
+
+// SAFETY (of all functions): as the trait demands.
+impl Operand<F32> for Half {
+    const BYTES: usize = 2;
+    #[inline(always)]
+    unsafe fn load(from: *const u8) -> __m512 {
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_part(from: *const u8, n: usize) -> __m512 {
+        unsafe { <Half as Operand<F32>>::load(halves::<16>(from, n).as_ptr().cast()) }
+    }
+    #[inline(always)]
+    unsafe fn splat(from: *const u8) -> __m512 {
+        unsafe { _mm512_cvtph_ps(_mm256_set1_epi16(from.cast::<i16>().read_unaligned())) }
+    }
+}
+
 #[target_feature(enable = "avx512f")]
 unsafe fn tile_512<S: Simd, const V: usize, const N: usize>(t: &Tile) {
     // SAFETY: as promised by the caller.
@@ -124,9 +164,9 @@ unsafe fn tile_512<S: Simd, const V: usize, const N: usize>(t: &Tile) {
 }
 
 #[target_feature(enable = "avx512f")]
-unsafe fn few_512<S: Simd>(f: &Few) {
+unsafe fn few_512<S: Simd, O: Operand<S>>(f: &Few) {
     // SAFETY: as promised by the caller.
-    unsafe { few::<S>(f) }
+    unsafe { few::<S, O>(f) }
 }
 
 #[target_feature(enable = "avx512f,avx512bf16")]
@@ -150,20 +190,21 @@ pub fn kernel(dtype: DType, wide: bool, pairs: bool) -> Kernel {
             _ => pack_512::<Double>,
         };
         let (tiles, same) = (tiles!(tile_512, F64, [1 2 3 4], [1 2 3 4 5 6]), dtype == DType::F64);
-        return Kernel::of_numbers(DType::F64, 8, tiles, few_512::<F64>, pack, same);
+        return Kernel::of_numbers(DType::F64, 8, tiles, few_512::<F64, Same>, pack, same);
     }
     let tiles = tiles!(tile_512, F32, [1 2 3 4], [1 2 3 4 5 6]);
-    let kernel = Kernel::of_numbers(DType::F32, 16, tiles, few_512::<F32>, pack_512::<Single>, false);
+    let kernel = Kernel::of_numbers(DType::F32, 16, tiles, few_512::<F32, Same>, pack_512::<Single>, false);
     match dtype {
         DType::BF16 if pairs => Kernel {
             tiles: tiles!(tile_bf16, Bf16, [1 2 3 4], [1 2 3 4 5 6]),
             pack: pack_512::<Pairs>,
             group: 2,
+            few: Some(few_512::<F32, Bf16>),
             ..kernel
         },
-        DType::BF16 => Kernel { pack: pack_512::<Brain>, ..kernel },
-        DType::F16 => Kernel { pack: pack_512::<Small<true>>, ..kernel },
-        _ => Kernel { same: true, ..kernel },
+        DType::BF16 => Kernel { pack: pack_512::<Brain>, few: Some(few_512::<F32, Bf16>), ..kernel },
+        DType::F16 => Kernel { pack: pack_512::<Small<true>>, few: Some(few_512::<F32, Half>), ..kernel },
+        _ => Kernel { same: true, few: Some(few_512::<F32, Same>), ..kernel },
     }
 }
 

@@ -49,6 +49,10 @@ pub unsafe fn run(task: &Task, pool: &Pool, base: Base, scratch: &mut [u64]) -> 
     // SAFETY: the caller of the product gave scratch for all threads; each takes a part of its own.
     let own = || unsafe { Own::at(lines.get().add(worker() * OWN)) };
     let base = &base;
+    if task.in_pieces() {
+        // SAFETY: after the parts of all threads there is room for what they share.
+        return unsafe { task.run_in_pieces(pool, base, Shared(lines.get().add(pool.threads() * OWN))) };
+    }
     let (at_a_time, all) = (task.shared_chunks(pool.threads()), task.all_chunks());
     if at_a_time > 0 {
         // SAFETY: after the parts of all threads there is room for what they share, as `shared_chunks` has checked.
@@ -215,7 +219,8 @@ impl Task<'_> {
                 };
                 let add = number > 0 || (self.product.accumulate && !self.own_c);
                 if self.few {
-                    (kernel.few)(&Few {
+                    let few = kernel.few.expect("what few columns need");
+                    few(&Few {
                         rows: rows.len(),
                         columns: columns.len(),
                         k: terms,
@@ -223,8 +228,8 @@ impl Task<'_> {
                         a_row: self.a_row,
                         a_k: self.a_k,
                         b: b.at,
-                        b_column: b.column,
-                        b_k: b.step,
+                        b_column: self.b_column,
+                        b_k: self.b_k,
                         c,
                         c_row: if self.own_c { sum as isize } else { self.c_row },
                         c_column,

@@ -26,8 +26,8 @@ pub struct Kernel {
     /// Sums in one vector.
     pub lanes: usize,
     pub tiles: Tiles,
-    /// For few columns, of operands that are the same as packed.
-    pub few: FewFn,
+    /// For few columns, of operands as they lie in memory.
+    pub few: Option<FewFn>,
     pub pack: PackFn,
     /// Bytes of a packed element.
     pub packed: usize,
@@ -46,9 +46,9 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Of operands whose packed elements are numbers of the sum's type; `same` where they are that already.
+    /// Of operands whose packed elements are numbers of the sum's type; `same` where they are that already, which `few` needs.
     pub fn of_numbers(sum: DType, lanes: usize, tiles: Tiles, few: FewFn, pack: PackFn, same: bool) -> Kernel {
-        let packed = sum.bytes();
+        let (packed, few) = (sum.bytes(), same.then_some(few));
         Kernel { lanes, tiles, few, pack, packed, pack_apart: None, group: 1, pad: 1, done: None, sum, same }
     }
 

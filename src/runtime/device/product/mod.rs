@@ -10,8 +10,7 @@
 //! same for any number of threads. On x86-64 with FMA and on aarch64 they are the same for f32 and f64, too.
 //!
 //! Reading order: this file, `plan.rs` (what is packed, and how the work is cut), `block.rs` (loops), `ahead.rs`, `pack.rs`, `tile.rs`,
-//! `few.rs`,
-//! `kernel.rs` and the units that it chooses from, `finish.rs`, `integers.rs`.
+//! `few.rs`, `pieces.rs`, `kernel.rs` and the units that it chooses from, `finish.rs`, `integers.rs`.
 
 mod ahead;
 #[cfg(target_arch = "x86_64")]
@@ -28,6 +27,7 @@ mod kernel;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod pack;
+mod pieces;
 mod plain;
 mod plan;
 #[cfg(test)]

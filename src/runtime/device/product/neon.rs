@@ -1,6 +1,6 @@
 //! Tiles of the 128-bit vectors of aarch64: 12 rows of f32 or 6 of f64 by 8 columns.
 
-use super::few::{Few, few};
+use super::few::{Few, Same, few};
 use super::kernel::Kernel;
 use super::plain::packing;
 use super::tile::{Simd, Tile, tile, tiles};
@@ -82,7 +82,7 @@ unsafe fn tile_128<S: Simd, const V: usize, const N: usize>(t: &Tile) {
 #[target_feature(enable = "neon")]
 unsafe fn few_128<S: Simd>(f: &Few) {
     // SAFETY: as promised by the caller.
-    unsafe { few::<S>(f) }
+    unsafe { few::<S, Same>(f) }
 }
 
 pub fn kernel(dtype: DType, wide: bool) -> Kernel {

@@ -1,6 +1,6 @@
 //! Tiles of plain loops over four lanes, for processors without a unit of their own here.
 
-use super::few::{Few, few};
+use super::few::{Few, Same, few};
 use super::kernel::Kernel;
 use super::pack::{Brain, Double, Form, Pack, PackFn, Single, Small, Wide, pack};
 use super::tile::{Simd, Tile, tile, tiles};
@@ -80,7 +80,7 @@ unsafe fn tile_plain<S: Simd, const V: usize, const N: usize>(t: &Tile) {
 
 unsafe fn few_plain<S: Simd>(f: &Few) {
     // SAFETY: as promised by the caller.
-    unsafe { few::<S>(f) }
+    unsafe { few::<S, Same>(f) }
 }
 
 /// # Safety

@@ -26,7 +26,7 @@ const B_BYTES: usize = 512 * chunk_steps(4) * 4;
 const C_BYTES: usize = ROW_TILES * 64 * 512 * 4;
 /// What one thread brings into the memory for an operand that all threads share. Little in tests, so that operands of their
 /// sizes come in several windows.
-const SHARED_BYTES: usize = if cfg!(test) { 128 << 10 } else { 2 << 20 };
+pub const SHARED_BYTES: usize = if cfg!(test) { 128 << 10 } else { 2 << 20 };
 /// Bytes that a thread uses alone.
 pub const OWN: usize = A_BYTES + B_BYTES + C_BYTES;
 /// Bytes of scratch for each thread, with room to begin at a cache line.
@@ -128,7 +128,7 @@ impl<'a> Task<'a> {
         let dense = task.own_c || task.c_row == written;
         let rows_run = along(task.a_row) && dense;
         let terms_run = along(task.a_k) && along(task.b_k) && !along(task.a_row);
-        task.few = kernel.same && task.columns <= FEW && (rows_run || terms_run);
+        task.few = kernel.few.is_some() && task.columns <= FEW && (rows_run || terms_run);
         if task.few {
             (task.pack_a, task.pack_b) = (false, false);
         } else {
@@ -158,7 +158,7 @@ impl<'a> Task<'a> {
     /// Cycles, roughly.
     fn cost(&self) -> f64 {
         let (lanes, columns) = (self.kernel.lanes, self.kernel.columns());
-        if self.few && self.a_row == self.kernel.packed as isize {
+        if self.few && self.a_row == self.product.dtype.bytes() as isize {
             return (self.rows.div_ceil(lanes) * self.columns * self.k) as f64 * 0.6;
         }
         if self.few {

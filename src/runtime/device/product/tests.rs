@@ -235,3 +235,31 @@ fn tiles_pack_the_rows_of_coming_ones() {
         }
     }
 }
+
+#[test]
+fn few_columns_are_summed_in_pieces_alike_on_any_number_of_threads() {
+    let few = |size, dtype, out, lay| Case { size, batch: 1, sum: 1, lay, accumulate: false, dtype, out };
+    let (rows, columns) = ([Lay::Rows; 3], [Lay::Columns; 3]);
+    for (i, (dtype, out)) in TYPES.into_iter().enumerate() {
+        let n = 1 + i % 3;
+        let case = few((n, 700, 131), dtype, out, rows);
+        if [DType::F32, DType::F64].contains(&dtype) && dtype == out {
+            let extent = |size: usize, a, b, c| Extent { size, a, b, c };
+            let product = Product {
+                batch: &[],
+                sums: &[],
+                m: extent(n, 131, 0, 700),
+                n: extent(700, 0, 1, 1),
+                k: extent(131, 1, 700, 0),
+                accumulate: false,
+                dtype,
+                out,
+            };
+            let unit = Unit::best();
+            assert!(plan::Task::new(&product, unit.kernel(dtype, out)).in_pieces());
+        }
+        check(&case);
+        check(&few((700, n, 131), dtype, out, columns));
+        check(&Case { accumulate: true, ..case });
+    }
+}
