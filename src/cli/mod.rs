@@ -22,6 +22,7 @@ mod profile;
 mod progress;
 mod sample;
 mod train;
+mod vectors;
 
 use crate::driver::Findings;
 use crate::driver::build::carried_program;
@@ -40,6 +41,9 @@ pub const USAGE: Code = 2;
 pub fn main() -> std::process::ExitCode {
     if let Err(e) = survive_file_limit() {
         return Output::new(ColorChoice::Auto).findings(&Box::<Findings>::from(e)).into();
+    }
+    if let Err(e) = vectors::allow() {
+        return Output::new(ColorChoice::Auto).findings(&e).into();
     }
     match carried_program() {
         Ok(None) => {}

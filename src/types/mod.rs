@@ -2,6 +2,7 @@
 //!
 //! Invariant: nothing here knows of syntax, graphs or machines.
 
+pub mod cpu;
 pub mod map;
 pub mod rng;
 mod words;

@@ -22,6 +22,7 @@ use crate::codegen::plan::{facts, merge_loops};
 use crate::codegen::wide::Width;
 use crate::kernel::Kernel;
 use crate::program::Code;
+use crate::types::cpu::Vectors;
 use cranelift_codegen::Context;
 use cranelift_codegen::control::ControlPlane;
 use cranelift_codegen::ir::types::I64;
@@ -39,6 +40,9 @@ type CodeOrWhy = Result<Vec<u8>, String>;
 
 /// Every function begins at a multiple of so many bytes.
 const FUNCTION_ALIGN: usize = 64;
+
+/// Features of Cranelift that are AVX-512.
+const AVX512: &[&str] = &["avx512bitalg", "avx512dq", "avx512vl", "avx512vbmi", "avx512f", "avx512vnni"];
 
 /// The processor that code is made for.
 pub struct Target {
@@ -58,7 +62,18 @@ impl Target {
 
     /// The same with vectors of a width that it has, or with Cranelift alone.
     pub fn host_with(wide: Option<Width>) -> Result<Target, String> {
-        let mut target = Target::of(cranelift_native::builder()?)?;
+        let mut builder = cranelift_native::builder()?;
+        if builder.triple().architecture.to_string() == "x86_64" {
+            let without: &[&str] = match () {
+                () if !Vectors::Avx2.allowed() => &[&["avx", "avx2", "fma", "avx_vnni"], AVX512].concat(),
+                () if !Vectors::Avx512.allowed() => AVX512,
+                () => &[],
+            };
+            for feature in without {
+                builder.set(&format!("has_{feature}"), "false").map_err(|e| e.to_string())?;
+            }
+        }
+        let mut target = Target::of(builder)?;
         for feature in wide.iter().flat_map(|w| w.features()) {
             if !target.name.split(' ').any(|known| known == *feature) {
                 target.name = format!("{} {feature}", target.name);

@@ -27,6 +27,7 @@ mod print;
 mod random;
 
 use crate::kernel::Kernel;
+use crate::types::cpu::Vectors;
 
 /// The width of vectors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,9 +41,13 @@ pub enum Width {
 impl Width {
     pub const ALL: [Width; 2] = [Width::W512, Width::W256];
 
-    /// The widest that the processor that this runs on has.
+    /// The widest that the processor that this runs on has, and that is allowed.
     pub fn host() -> Option<Width> {
-        Width::ALL.into_iter().find(|w| w.is_here())
+        let allowed = |width: &Width| match width {
+            Width::W256 => Vectors::Avx2.allowed(),
+            Width::W512 => Vectors::Avx512.allowed(),
+        };
+        Width::ALL.into_iter().filter(allowed).find(|w| w.is_here())
     }
 
     /// Whether the processor that this runs on can run its code.

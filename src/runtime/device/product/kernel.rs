@@ -4,6 +4,7 @@ use super::few::FewFn;
 use super::pack::PackFn;
 use super::tile::Tiles;
 use crate::types::DType;
+use crate::types::cpu::Vectors;
 
 /// A set of instructions that products are computed with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,24 +92,24 @@ impl Unit {
         all
     }
 
-    /// The best one of this processor. Cheap: the standard library keeps the answers.
+    /// The best one of this processor that is allowed. Cheap: the standard library keeps the answers.
     #[cfg(target_arch = "x86_64")]
     pub fn best() -> Unit {
         use std::is_x86_feature_detected as has;
-        if !(has!("avx2") && has!("fma") && has!("f16c")) {
+        if !(has!("avx2") && has!("fma") && has!("f16c") && Vectors::Avx2.allowed()) {
             Unit::Plain
-        } else if has!("avx512f") && super::amx::available() {
-            Unit::Amx
-        } else if has!("avx512f") {
-            Unit::Avx512 { bf16: has_pairs() && pairs_are_fast() }
-        } else {
+        } else if !(has!("avx512f") && Vectors::Avx512.allowed()) {
             Unit::Avx2
+        } else if Vectors::All.allowed() && super::amx::available() {
+            Unit::Amx
+        } else {
+            Unit::Avx512 { bf16: has_pairs() && pairs_are_fast() }
         }
     }
 
     #[cfg(target_arch = "aarch64")]
     pub fn best() -> Unit {
-        Unit::Neon
+        if Vectors::All.allowed() { Unit::Neon } else { Unit::Plain }
     }
 
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
