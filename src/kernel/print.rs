@@ -173,7 +173,7 @@ fn step(out: &mut String, s: &Step, program: &Program, depth: usize) {
     let text = match &s.action {
         Action::Launch(l) => launch(l),
         Action::Gemm(g) => gemm(g),
-        Action::Finished(f) => format!("{}, by {} rows then {}", gemm(&f.gemm), f.strip, launch(&f.launch)),
+        Action::Finished(f) => format!("{}, block by block then {}", gemm(&f.gemm), launch(&f.launch)),
         Action::Copy { from, to } => format!("copy {to} = {from}"),
         Action::Library(l) => library(l),
         Action::Loop(l) => format!("loop {} turn {}{}", l.trip, l.turn, if l.reverse { " reverse" } else { "" }),

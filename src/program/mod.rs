@@ -55,7 +55,7 @@ pub struct Program {
 }
 
 /// Version of the format written by this build.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 /// A file by the path under which the settings name it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -222,7 +222,7 @@ pub enum Place {
     Step,
     /// A cell with the position of sampling (I32), written by the runtime before the routine starts.
     Position,
-    /// Nowhere as a whole: see [`Finished`]. What is there of it lies in the scratch memory of the thread that made it.
+    /// Nowhere as a whole: see [`Finished`]. A block of it lies in the scratch memory of the thread that made it.
     Strip,
     /// Part of another buffer that moves with a loop: it begins `offset + value * stride` bytes after `base`'s start, where
     /// `value` is the I32 in the cell `turn` at the time the step starts.

@@ -102,17 +102,19 @@ pub struct Gemm {
 }
 
 /// Most arguments of a kernel that finishes a product.
-pub const MAX_STRIP_ARGS: usize = 32;
+pub const MAX_FINISH_ARGS: usize = 32;
 
-/// A product and the kernel that alone reads its result, which is never there as a whole ([`super::Place::Strip`]): `strip`
-/// rows of c (see [`Gemm::c_rows`]) are made by one thread, then the kernel's rows that read them run.
+/// A product and the kernel that reads its result block by block: when some elements of some lines of c (see [`Gemm::c_rows`])
+/// are made, the kernel's rows that read them run on the same thread. Nobody else reads the result, which is never there as
+/// a whole ([`super::Place::Strip`]).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Finished {
     /// Without batch and further sums.
     pub gemm: Gemm,
-    /// Row r of the kernel reads elements r * n .. (r + 1) * n of c, for one n.
+    /// Row r of the kernel reads elements r * n .. (r + 1) * n of c, for one n: a part of a line, or whole lines.
     pub launch: Launch,
-    pub strip: usize,
+    /// Arguments whose elements the kernel reads where it reads those of c.
+    pub beside: Vec<u32>,
 }
 
 impl Gemm {

@@ -479,7 +479,7 @@ fn fills(kernel: &Kernel, elements: usize) -> Option<Dist> {
 }
 
 /// Rows for a thread: enough work, whole vectors.
-fn grain(kernel: &Kernel) -> usize {
+pub(super) fn grain(kernel: &Kernel) -> usize {
     let mut per_row = 0;
     let mut work: Vec<&Statement> = kernel.body.iter().collect();
     while let Some(statement) = work.pop() {

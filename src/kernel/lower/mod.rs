@@ -19,6 +19,7 @@ mod group;
 mod kernels;
 mod library;
 mod order;
+mod pieces;
 mod prepare;
 mod recompute;
 mod repeat;

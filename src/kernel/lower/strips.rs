@@ -1,21 +1,25 @@
-//! Gradients that one kernel reads, which updates parameters by them, and nobody else: the product is made strip by strip, and
-//! the kernel runs over each strip while it is in the cache, so that the gradient is never in memory as a whole.
+//! Products that one kernel finishes: it runs over each block of the result while that is in the cache, on the thread that made it.
+//!
+//! So are gradients that update parameters and that nobody else reads: they are never in memory as a whole. Their kernels are
+//! cut finer first, so that a block need not have whole lines of the result.
 
 use super::Lowerer;
-use crate::kernel::{Kernel, Node};
-use crate::program::{Access, Action, BufferId, Finished, Gemm, Launch, MAX_STRIP_ARGS, Place, Step};
+use super::pieces::{by_elements, by_pieces, own_loads};
+use crate::kernel::{ArgId, Kernel, Node};
+use crate::program::{Access, Action, BufferId, Finished, Gemm, Launch, MAX_FINISH_ARGS, Place, Step};
 
 /// Bytes of a result that would not stay in a cache until the kernel reads it.
 const LEAST_BYTES: usize = 4 << 20;
-/// Longest sum. Each strip packs an operand anew, which must be little beside what the kernel saves; that is the less, the
-/// longer a product takes for each element.
+/// Longest sum: a product takes the longer for each element, the longer its sum is, and the less does it matter when the
+/// element is read.
 pub(super) const MOST_SUMS: usize = 512;
-/// The same for each two rows of a strip: what packing reads and writes against what storing the result and loading it would.
-const MOST_SUMS_OF_TWO_ROWS: usize = 3;
-/// Bytes of a strip, about: a part of a second-level cache.
-const STRIP_BYTES: usize = 1 << 20;
-/// Rows of a strip come in whole tiles of any processor.
-const STRIP_ROWS: usize = 48;
+/// Elements of a line of the result that a row of a kernel handles, at least and at most.
+const PIECE: (usize, usize) = (128, 1024);
+/// Elements of an operand that a thread keeps packed.
+const PACKED: usize = 128 << 10;
+/// Bytes of a block, about, and least lines.
+const BLOCK_BYTES: usize = 384 << 10;
+const LEAST_LINES: usize = 8;
 
 impl Lowerer<'_, '_> {
     pub(super) fn finish_products(&mut self, steps: &mut Vec<Step>) {
@@ -38,89 +42,148 @@ impl Lowerer<'_, '_> {
         while i + 1 < steps.len() {
             if let (Action::Gemm(gemm), Action::Launch(launch)) = (&steps[i].action, &steps[i + 1].action)
                 && uses[gemm.c.buffer.index()] == 2
-                && let Some(strip) = self.strip(gemm, launch)
+                && self.updates(gemm, launch)
+                && let Some(arg) = self.may_finish(gemm, launch)
             {
-                let c = gemm.c.buffer;
-                let finished = Finished { gemm: gemm.clone(), launch: launch.clone(), strip };
-                steps[i].label = format!("dot+{}", steps[i + 1].label);
-                steps[i].action = Action::Finished(finished);
-                steps.remove(i + 1);
-                self.routine.buffers[c.index()].place = Place::Strip;
+                let (gemm, launch) = (gemm.clone(), launch.clone());
+                let next = steps.remove(i + 1);
+                match self.finer(&gemm, launch, arg, steps, &uses) {
+                    Some(launch) => {
+                        self.routine.buffers[gemm.c.buffer.index()].place = Place::Strip;
+                        let beside = beside(&self.module.kernels[launch.function as usize], arg);
+                        steps[i].label = format!("dot+{}", next.label);
+                        steps[i].action = Action::Finished(Finished { gemm, launch, beside });
+                    }
+                    None => steps.insert(i + 1, next),
+                }
             }
             i += 1;
         }
     }
 
-    /// Rows of a strip, where a product can be finished by a kernel and that is worth it.
-    fn strip(&self, gemm: &Gemm, launch: &Launch) -> Option<usize> {
+    /// The argument by which a kernel reads a product's result, where it may run on blocks of it while others are made.
+    fn may_finish(&self, gemm: &Gemm, launch: &Launch) -> Option<ArgId> {
         let c = gemm.c.buffer;
         let buffer = self.routine.buffer(c);
         let plain = gemm.batch.is_empty() && gemm.sums.is_empty() && !gemm.accumulate && gemm.c.offset == 0;
-        let (rows, width) = gemm.c_rows()?;
-        let large = buffer.bytes() >= LEAST_BYTES && gemm.k <= MOST_SUMS;
-        if !plain || !large || !matches!(buffer.place, Place::Arena(_)) || rows * width != buffer.elements {
+        let floats = gemm.dtype.is_float() && gemm.out.is_float();
+        let (lines, width) = gemm.c_rows()?;
+        if !plain || !floats || lines * width != buffer.elements || !matches!(buffer.place, Place::Arena(_)) {
             return None;
         }
-        // Other kernels read little beside the result, which costs less than products that threads make alone.
-        let updates = |b: BufferId| matches!(self.routine.buffer(b).place, Place::Param(_));
-        if !launch.args.iter().any(|a| a.access.writes() && updates(a.buffer)) {
-            return None;
-        }
-        // What the kernel writes is not what later strips are made of.
-        let same = |a: BufferId, b: BufferId| {
-            let [x, y] = [a, b].map(|b| self.routine.buffer(b).place);
-            a == b || (x == y && !matches!(x, Place::Arena(_)))
-        };
-        let operands = [gemm.a.buffer, gemm.b.buffer];
-        let spoilt = |b: BufferId| operands.iter().any(|o| same(b, *o));
+        // What the kernel writes is not what later blocks are made of.
+        let spoilt = |b: BufferId| [gemm.a.buffer, gemm.b.buffer].iter().any(|o| self.overlap(b, *o));
         if launch.args.iter().any(|a| a.access.writes() && spoilt(a.buffer)) {
             return None;
         }
-        let kernel = &self.module.kernels[launch.function as usize];
-        let reads = launch.args.iter().enumerate().filter(|(_, a)| a.buffer == c);
-        let mut reads = reads.map(|(n, a)| (n, a.access));
-        let (arg, Access::Read) = reads.next()? else { return None };
-        let many = launch.args.len() > MAX_STRIP_ARGS;
-        if many || reads.next().is_some() || launch.rows == 0 || !buffer.elements.is_multiple_of(launch.rows) {
-            return None;
-        }
-        let each = buffer.elements / launch.rows;
-        if !reads_own_part(kernel, arg, each) {
-            return None;
-        }
-        // Whole rows of the result and of the kernel.
-        let unit = match (width % each, each % width) {
-            (0, _) => 1,
-            (_, 0) => each / width,
-            _ => return None,
+        let mut reads = launch.args.iter().enumerate().filter(|(_, a)| a.buffer == c);
+        let (arg, Access::Read) = reads.next().map(|(n, a)| (n, a.access))? else { return None };
+        (launch.args.len() <= MAX_FINISH_ARGS && reads.next().is_none()).then_some(ArgId(arg as u32))
+    }
+
+    /// Whether two buffers may be one memory, wholly or in part.
+    fn overlap(&self, a: BufferId, b: BufferId) -> bool {
+        let root = |mut b: BufferId| {
+            while let Place::Slice { base, .. } = self.routine.buffer(b).place {
+                b = base;
+            }
+            b
         };
-        let wanted = (STRIP_BYTES / (width * buffer.dtype.bytes())).max(1).next_multiple_of(STRIP_ROWS);
-        let strip = wanted.next_multiple_of(unit).min(rows);
-        (2 * gemm.k <= MOST_SUMS_OF_TWO_ROWS * strip).then_some(strip)
+        let (a, b) = (root(a), root(b));
+        let [x, y] = [a, b].map(|b| self.routine.buffer(b).place);
+        a == b || (x == y && !matches!(x, Place::Arena(_)))
+    }
+
+    /// Whether a kernel updates parameters by a product's result, which is so large, and soon made, that it pays not to store it.
+    fn updates(&self, gemm: &Gemm, launch: &Launch) -> bool {
+        let updates = |b: BufferId| matches!(self.routine.buffer(b).place, Place::Param(_));
+        let written = launch.args.iter().any(|a| a.access.writes() && updates(a.buffer));
+        written && self.routine.buffer(gemm.c.buffer).bytes() >= LEAST_BYTES && gemm.k <= MOST_SUMS
+    }
+
+    /// The launch of a kernel whose rows read as little of the result as can be, each a part for itself; none where
+    /// blocks of such rows would be too large.
+    fn finer(&mut self, gemm: &Gemm, launch: Launch, arg: ArgId, steps: &mut [Step], uses: &[u32]) -> Option<Launch> {
+        let elements = self.routine.buffer(gemm.c.buffer).elements;
+        let (_, width) = gemm.c_rows()?;
+        let kernel = &self.module.kernels[launch.function as usize];
+        let own = |kernel: &Kernel| {
+            let each = elements.checked_div(kernel.row_count()).filter(|each| each * kernel.row_count() == elements)?;
+            own_loads(kernel, arg, each).then_some(each)
+        };
+        if let Some(fine) = by_elements(kernel).filter(|k| own(k) == Some(1)) {
+            return Some(self.launch_of(fine, launch));
+        }
+        let each = own(kernel)?;
+        let most = PIECE.1.min(PACKED / gemm.k.max(1));
+        if each == width && each > most {
+            let divides = |n: &usize| width.is_multiple_of(*n);
+            let lengths = || (PIECE.0..=most).rev().filter(divides);
+            let length = lengths().find(|n| n.is_multiple_of(16)).or(lengths().next());
+            if let Some(launch) = length.and_then(|n| self.cut(&launch, n, steps, uses)) {
+                return Some(launch);
+            }
+        }
+        let lines = BLOCK_BYTES / (each.max(width) * gemm.out.bytes());
+        let unit = each.is_multiple_of(width) || width.is_multiple_of(each);
+        // An operand that does not stay packed is packed for each block.
+        let packed = each.min(width) * gemm.k <= PACKED || 2 * gemm.k <= 3 * lines;
+        (unit && packed && (each < width || lines >= LEAST_LINES)).then_some(launch)
+    }
+
+    /// The launch of a kernel that takes the place of a launch's own.
+    fn launch_of(&mut self, kernel: Kernel, launch: Launch) -> Launch {
+        let elements: Vec<usize> = launch.args.iter().map(|a| self.routine.buffer(a.buffer).elements).collect();
+        let (rows, work) = (kernel.row_count(), kernel.work(&elements));
+        Launch { rows, work, grain: super::kernels::grain(&kernel), function: self.module.kernel(kernel), ..launch }
+    }
+
+    /// A launch with rows of `length` elements. What it sums for each row becomes longer; who reads that must do nothing but
+    /// sum it up.
+    fn cut(&mut self, launch: &Launch, length: usize, steps: &mut [Step], uses: &[u32]) -> Option<Launch> {
+        let kernel = &self.module.kernels[launch.function as usize];
+        let (fine, partial) = by_pieces(kernel, length)?;
+        let times = fine.row_count() / kernel.row_count();
+        let mut readers: Vec<(usize, Launch, Kernel)> = Vec::new();
+        for arg in &partial {
+            let b = launch.args[arg.index()].buffer;
+            let buffer = self.routine.buffer(b);
+            let alone = uses[b.index()] == 2 && matches!(buffer.place, Place::Arena(_));
+            if !alone || buffer.elements != launch.rows {
+                return None;
+            }
+            let (at, reader) = steps.iter().enumerate().find_map(|(n, s)| match &s.action {
+                Action::Launch(l) if l.args.iter().any(|a| a.buffer == b) => Some((n, l)),
+                _ => None,
+            })?;
+            let known = readers.iter().position(|(n, ..)| *n == at);
+            let kernel = known.map_or(&self.module.kernels[reader.function as usize], |n| &readers[n].2);
+            let arg = reader.args.iter().position(|a| a.buffer == b)?;
+            let longer = super::pieces::longer_sum(kernel, ArgId(arg as u32), buffer.elements, times)?;
+            match known {
+                Some(n) => readers[n].2 = longer,
+                None => readers.push((at, reader.clone(), longer)),
+            }
+        }
+        for arg in partial {
+            self.routine.buffers[launch.args[arg.index()].buffer.index()].elements *= times;
+        }
+        for (at, reader, kernel) in readers {
+            steps[at].action = Action::Launch(self.launch_of(kernel, reader));
+        }
+        Some(self.launch_of(fine, launch.clone()))
     }
 }
 
-/// Whether row r of a kernel reads nothing of an argument but its elements r * each .. (r + 1) * each.
-fn reads_own_part(kernel: &Kernel, arg: usize, each: usize) -> bool {
-    let mut strides = vec![0i64; kernel.rows];
-    let mut stride = each as i64;
-    for l in (0..kernel.rows).rev() {
-        strides[l] = stride;
-        stride *= kernel.extents[l] as i64;
-    }
-    kernel.exprs.iter().all(|e| {
-        let Node::Load { buffer, at, .. } = &e.node else { return true };
-        if buffer.index() != arg {
-            return true;
-        }
-        let step = |l: usize| at.loops.iter().find(|(x, _)| x.index() == l).map_or(0, |(_, c)| *c);
-        let own_row = (0..kernel.rows).all(|l| step(l) == strides[l] || kernel.extents[l] == 1);
-        let inner = (kernel.rows..kernel.extents.len()).map(|l| (step(l), kernel.extents[l] as i64 - 1));
-        let (mut low, mut high) = (at.base, at.base);
-        for (step, last) in inner {
-            low += (step * last).min(0);
-            high += (step * last).max(0);
-        }
-        own_row && at.exprs.is_empty() && low >= 0 && high < each as i64
-    })
+/// Arguments that a kernel reads at the places at which it reads `arg`.
+fn beside(kernel: &Kernel, arg: ArgId) -> Vec<u32> {
+    let loads = |of: ArgId| {
+        kernel.exprs.iter().filter_map(move |e| match &e.node {
+            Node::Load { buffer, at, .. } if *buffer == of => Some(at),
+            _ => None,
+        })
+    };
+    let Some(place) = loads(arg).next() else { return Vec::new() };
+    let all = (0..kernel.buffers.len() as u32).map(ArgId).filter(|a| *a != arg);
+    all.filter(|a| loads(*a).count() > 0 && loads(*a).all(|at| at == place)).map(|a| a.0).collect()
 }

@@ -22,7 +22,7 @@ use crate::runtime::RuntimeError;
 use crate::runtime::device::arena::Arena;
 use crate::runtime::device::code::Code;
 use crate::runtime::device::pool::{Pool, default_threads};
-use crate::runtime::device::product::{Extent, Product, SCRATCH, Strips};
+use crate::runtime::device::product::{Extent, Product, SCRATCH, Unit};
 use crate::runtime::device::{attention, cpu, helpers, library};
 use memory::{Memory, Spot};
 use std::sync::Arc;
@@ -236,9 +236,8 @@ impl Need {
                 Action::Finished(f) => {
                     self.args = self.args.max(f.launch.args.len());
                     self.keys = self.keys.max(f.launch.keys.len());
-                    let width = f.gemm.c_rows().map_or(0, |(_, width)| width);
-                    let strip = Strips { rows: f.strip }.bytes(width, f.gemm.out).next_multiple_of(64);
-                    self.scratch = self.scratch.max((SCRATCH + strip) * threads + 64);
+                    let each = run::product(&f.gemm).scratch_of_blocks(Unit::best(), run::units(f));
+                    self.scratch = self.scratch.max(each * threads);
                 }
                 Action::Library(Library::Attention(a)) => {
                     self.scratch = self.scratch.max(attention::scratch_bytes(a) * threads);

@@ -2,14 +2,14 @@
 
 use super::{Executor, RunArgs, broken, placed};
 use crate::program::{
-    Action, BatchDim, BufferId, Failure, Finished, Gemm, Key, Launch, Library, Loop, MAX_STRIP_ARGS, Routine, Step,
+    Action, BatchDim, BufferId, Failure, Finished, Gemm, Key, Launch, Library, Loop, MAX_FINISH_ARGS, Routine, Step,
 };
 use crate::runtime::RuntimeError;
 use crate::runtime::device::attention;
 use crate::runtime::device::code::Kernel;
 use crate::runtime::device::library::{self, Draw, Scatter};
 use crate::runtime::device::pool::Pool;
-use crate::runtime::device::product::{Extent, Product, Strips};
+use crate::runtime::device::product::{Beside, Block, Extent, Product, Unit, Units};
 use crate::runtime::device::share::Shared;
 use crate::types::rng;
 use crate::with_element;
@@ -116,14 +116,19 @@ impl Executor {
         result
     }
 
-    /// A product, and the kernel that reads it strip by strip.
+    /// A product, and the kernel that reads its result block by block.
     fn finished(&mut self, routine: usize, f: &Finished, args: RunArgs) -> Result<(), String> {
         let gemm = &f.gemm;
-        let (rows, _) = gemm.c_rows().ok_or("a strip of a product that is not dense")?;
+        let (_, width) = gemm.c_rows().ok_or("a block of a product that is not dense")?;
         let which = f.launch.args.iter().position(|a| a.buffer == gemm.c.buffer);
         let which = which.ok_or("a kernel that does not read the product")?;
-        let bytes = gemm.m * gemm.n / rows * gemm.out.bytes();
-        let (each, count) = (f.launch.rows, f.launch.args.len());
+        let (each, count, bytes) = (gemm.m * gemm.n / f.launch.rows, f.launch.args.len(), gemm.out.bytes());
+        let buffers = &self.program.routines[routine].buffers;
+        let beside = |n: &u32| {
+            let buffer = f.launch.args[*n as usize].buffer;
+            Beside { at: self.at(routine, buffer), bytes: buffers[buffer.index()].dtype.bytes() }
+        };
+        let beside: [Option<Beside>; 4] = std::array::from_fn(|n| f.beside.get(n).map(beside));
         self.with_arguments(routine, &f.launch, args, |exec, call| {
             let product = Product { batch: &[], sums: &[], ..product(gemm) };
             let read = gemm.dtype.bytes();
@@ -134,18 +139,26 @@ impl Executor {
                     exec.at(routine, gemm.b.buffer).add(gemm.b.offset * read).cast_const(),
                 )
             };
-            let then = |part: std::ops::Range<usize>, strip: *mut u8| {
-                let mut pointers = [std::ptr::null_mut(); MAX_STRIP_ARGS];
+            let then = |block: &Block| {
+                let mut pointers = [std::ptr::null_mut(); MAX_FINISH_ARGS];
                 // SAFETY: the list of the call has as many entries.
                 pointers[..count].copy_from_slice(unsafe { std::slice::from_raw_parts(call.pointers.get(), count) });
-                // The kernel addresses the whole result; these rows of it are here.
-                pointers[which] = strip.wrapping_sub(part.start * bytes);
-                call.with(&mut pointers).rows(part.start * each / rows, part.end * each / rows);
+                // The kernel addresses the whole result, of which these elements are here.
+                let mut rows = |from: usize, to: usize, at: *mut u8| {
+                    pointers[which] = at.wrapping_sub(from * bytes);
+                    call.with(&mut pointers).rows(from / each, to / each);
+                };
+                let Block { lines, across, at, step } = block;
+                if *step == width * bytes && across.len() == width {
+                    return rows(lines.start * width, lines.end * width, *at);
+                }
+                for (n, line) in lines.clone().enumerate() {
+                    rows(line * width + across.start, line * width + across.end, at.wrapping_add(n * step));
+                }
             };
+            let (pool, scratch) = (&exec.pool, exec.scratch.words());
             // SAFETY: as above.
-            unsafe {
-                product.run_in_strips(&exec.pool, operands, Strips { rows: f.strip }, exec.scratch.words(), &then)
-            }
+            unsafe { product.run_in_blocks(Unit::best(), pool, operands, units(f), &beside, scratch, &then) }
         })
     }
 
@@ -278,8 +291,15 @@ impl Executor {
     }
 }
 
+/// How the result of a product may be cut, so that the kernel that finishes it has whole rows.
+pub(super) fn units(f: &Finished) -> Units {
+    let width = f.gemm.c_rows().map_or(1, |(_, width)| width);
+    let each = f.gemm.m * f.gemm.n / f.launch.rows;
+    Units { lines: (each / width).max(1), across: each.min(width) }
+}
+
 /// A product without its batch and further sums.
-fn product(gemm: &Gemm) -> Product<'static> {
+pub(super) fn product(gemm: &Gemm) -> Product<'static> {
     Product {
         batch: &[],
         sums: &[],

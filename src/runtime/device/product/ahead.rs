@@ -121,6 +121,6 @@ impl Task<'_> {
             let (each, per) = if step < 64 { ((steps as isize * step) / 64 + 1, 64) } else { (steps as isize, b.step) };
             (0..each).for_each(|line| put(line * per));
         }
-        (offsets, lines)
+        (offsets, lines.max(1))
     }
 }

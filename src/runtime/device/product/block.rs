@@ -2,11 +2,9 @@
 
 use super::super::pool::{Pool, worker};
 use super::super::share::Shared;
-use super::Product;
 use super::ahead::Coming;
 use super::few::Few;
 use super::finish::Finish;
-use super::kernel::Unit;
 use super::pack::Pack;
 use super::plan::{OWN, Own, SPLIT_WORK, Task, cut};
 use super::tile::{Ahead, NEAR, TURN, Tile};
@@ -96,21 +94,6 @@ pub unsafe fn run(task: &Task, pool: &Pool, base: Base, scratch: &mut [u64]) -> 
     }
 }
 
-/// A product without batch, by the calling thread alone, in its own scratch memory at `own`.
-///
-/// # Safety
-/// As for [`run`]; `own` is the beginning of [`OWN`] bytes that nobody else uses.
-pub unsafe fn run_alone(product: &Product, base: Base, own: *mut u8) {
-    let task = Task::new(product, Unit::best().kernel(product.dtype, product.out));
-    let base = if task.turned { Base { a: base.b, b: base.a, c: base.c } } else { base };
-    let grid = task.grid(1);
-    for n in 0..grid.parts() {
-        let (rows, columns) = grid.part(n);
-        // SAFETY: the caller's promise.
-        unsafe { task.block(&base, rows, columns, 0..task.all_chunks(), &Own::at(own), None) };
-    }
-}
-
 impl Task<'_> {
     /// Where chunk `number` begins in a and b, and its terms.
     fn chunk_at(&self, number: usize) -> (isize, isize, usize) {
@@ -143,7 +126,7 @@ impl Task<'_> {
         unsafe { panels.at.get().add((before + column * self.kernel.steps(terms)) * self.kernel.packed) }
     }
 
-    unsafe fn pack_columns(&self, b: *const u8, terms: usize, columns: Range<usize>, to: *mut u8) {
+    pub unsafe fn pack_columns(&self, b: *const u8, terms: usize, columns: Range<usize>, to: *mut u8) {
         let pack = Pack {
             // SAFETY: a column of b, as the caller of `run` promises.
             from: unsafe { b.offset(columns.start as isize * self.b_column) },

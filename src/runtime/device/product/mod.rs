@@ -10,7 +10,8 @@
 //! same for any number of threads. On x86-64 with FMA and on aarch64 they are the same for f32 and f64, too.
 //!
 //! Reading order: this file, `plan.rs` (what is packed, and how the work is cut), `block.rs` (loops), `ahead.rs`, `pack.rs`, `tile.rs`,
-//! `few.rs`, `pieces.rs`, `kernel.rs` and the units that it chooses from, `finish.rs`, `integers.rs`.
+//! `few.rs`, `pieces.rs`, `strips.rs` (results that are used block by block), `kernel.rs` and the units that it chooses from,
+//! `finish.rs`, `integers.rs`.
 
 mod ahead;
 #[cfg(target_arch = "x86_64")]
@@ -30,6 +31,7 @@ mod pack;
 mod pieces;
 mod plain;
 mod plan;
+mod strips;
 #[cfg(test)]
 mod tests;
 mod tile;
@@ -38,10 +40,10 @@ pub(super) use kernel::Kernel;
 pub use kernel::Unit;
 pub(super) use pack::{Pack, PackFn};
 pub use plan::SCRATCH;
+pub use strips::{Beside, Block, Units};
 pub(super) use tile::{Ahead, Tile};
 
-use super::pool::{Pool, worker};
-use super::share::Shared;
+use super::pool::Pool;
 use crate::types::DType;
 
 /// A size and how far one step along it moves in each operand, in elements; 0 where an operand lacks it.
@@ -51,20 +53,6 @@ pub struct Extent {
     pub a: isize,
     pub b: isize,
     pub c: isize,
-}
-
-/// How a product is cut into strips of c.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Strips {
-    /// Rows of c in a strip.
-    pub rows: usize,
-}
-
-impl Strips {
-    /// Bytes of a strip of rows of `width` elements.
-    pub fn bytes(self, width: usize, out: DType) -> usize {
-        self.rows * width * out.bytes()
-    }
 }
 
 /// c[batch.., m, n] = sum over sums.. and k of a[batch.., m, sums.., k] * b[batch.., sums.., k, n]
@@ -128,52 +116,6 @@ impl Product<'_> {
         let (a, b) = if task.turned { (b, a) } else { (a, b) };
         // SAFETY: the caller's promise.
         unsafe { block::run(&task, pool, block::Base { a, b, c }, scratch) }
-    }
-
-    /// Computes a product without batch and further sums strip by strip: each thread makes up to `strips.rows` rows of c (the
-    /// longer-strided one of m and n) in memory of its own and calls `then` with the rows and where the first one lies, as
-    /// dense rows. Every row is made once.
-    ///
-    /// # Safety
-    /// As for [`Product::run`], but for c.
-    pub unsafe fn run_in_strips(
-        &self,
-        pool: &Pool,
-        (a, b): (*const u8, *const u8),
-        strips: Strips,
-        scratch: &mut [u64],
-        then: &(dyn Fn(std::ops::Range<usize>, *mut u8) + Sync),
-    ) -> Result<(), String> {
-        let by_m = self.n.c == 1;
-        let (major, width) = if by_m { (self.m.size, self.n.size) } else { (self.n.size, self.m.size) };
-        let each = strips.bytes(width, self.out).next_multiple_of(64);
-        assert!(scratch.len() * 8 >= (SCRATCH + each) * pool.threads() + 64, "scratch for strips");
-        let lines = scratch.as_mut_ptr().cast::<u8>();
-        let lines = Shared(lines.wrapping_add(lines.align_offset(64)));
-        // The strips of all threads stand behind what they pack into.
-        let behind = plan::OWN * pool.threads();
-        let (a, b) = (Shared(a.cast_mut()), Shared(b.cast_mut()));
-        pool.run(major.div_ceil(strips.rows), &|n| {
-            let rows = n * strips.rows..((n + 1) * strips.rows).min(major);
-            // SAFETY: inside of the scratch memory, as checked above; a part of this thread's own.
-            let strip = unsafe { lines.get().add(behind + worker() * each) };
-            let mut part = *self;
-            let read = self.dtype.bytes() as isize;
-            let first = rows.start as isize;
-            // SAFETY: rows of the operands, as the caller promises.
-            let (a, b) = unsafe {
-                if by_m {
-                    part.m.size = rows.len();
-                    (a.get().offset(first * self.m.a * read), b.get())
-                } else {
-                    part.n.size = rows.len();
-                    (a.get(), b.get().offset(first * self.n.b * read))
-                }
-            };
-            // SAFETY: as above; the strip has room for these rows.
-            unsafe { block::run_alone(&part, block::Base { a, b, c: strip }, lines.get().add(worker() * plan::OWN)) };
-            then(rows, strip);
-        })
     }
 
     fn batches(&self) -> usize {

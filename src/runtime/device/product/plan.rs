@@ -21,9 +21,9 @@ const ROW_TILES: usize = 6;
 const FEW_TO_CARRY: usize = 256;
 
 // Parts of a thread's scratch memory. The largest tile has 64 rows of four bytes.
-const A_BYTES: usize = ROW_TILES * 64 * chunk_steps(4) * 4;
-const B_BYTES: usize = 512 * chunk_steps(4) * 4;
-const C_BYTES: usize = ROW_TILES * 64 * 512 * 4;
+pub const A_BYTES: usize = ROW_TILES * 64 * chunk_steps(4) * 4;
+pub const B_BYTES: usize = 512 * chunk_steps(4) * 4;
+pub const C_BYTES: usize = ROW_TILES * 64 * 512 * 4;
 /// What one thread brings into the memory for an operand that all threads share. Little in tests, so that operands of their
 /// sizes come in several windows.
 pub const SHARED_BYTES: usize = if cfg!(test) { 128 << 10 } else { 2 << 20 };
@@ -98,7 +98,7 @@ impl<'a> Task<'a> {
         if across.cost() < straight.cost() { Task { turned, ..across } } else { straight }
     }
 
-    fn way(product: &'a Product<'a>, kernel: Kernel, turned: bool) -> Task<'a> {
+    pub fn way(product: &'a Product<'a>, kernel: Kernel, turned: bool) -> Task<'a> {
         let (m, n, k) = (product.m, product.n, product.k);
         let (read, written) = (product.dtype.bytes() as isize, product.out.bytes() as isize);
         let (rows, columns) = if turned { (n, m) } else { (m, n) };

@@ -1,5 +1,6 @@
 //! Products of all kinds by every unit of this machine, against plain sums.
 
+use super::super::share::Shared;
 use super::*;
 use crate::runtime::device::library::Element;
 use crate::types::rng;
@@ -261,5 +262,88 @@ fn few_columns_are_summed_in_pieces_alike_on_any_number_of_threads() {
         check(&case);
         check(&few((700, n, 131), dtype, out, columns));
         check(&Case { accumulate: true, ..case });
+    }
+}
+
+/// Blocks of a product, put together, are the product; every element is in one block.
+fn check_blocks(size: (usize, usize, usize), lay_of: [Lay; 3], units: Units, (dtype, out): (DType, DType)) {
+    let (m, n, k) = size;
+    let (am, ak, na) = lay(m, k, lay_of[0]);
+    let (bk, bn, nb) = lay(k, n, lay_of[1]);
+    let (cm, cn) = if lay_of[2] == Lay::Columns { (1, m as isize) } else { (n as isize, 1) };
+    let product = Product {
+        batch: &[],
+        sums: &[],
+        m: Extent { size: m, a: am, b: 0, c: cm },
+        n: Extent { size: n, a: 0, b: bn, c: cn },
+        k: Extent { size: k, a: ak, b: bk, c: 0 },
+        accumulate: false,
+        dtype,
+        out,
+    };
+    let (a, b) = (bytes(dtype, &numbers(11, na as usize)), bytes(dtype, &numbers(12, nb as usize)));
+    let width = if cn == 1 && cm == n as isize { n } else { m };
+    let beside = [None, Some(Beside { at: a.as_ptr().cast(), bytes: 4 })];
+    for unit in Unit::available() {
+        for threads in [1, 2, 3] {
+            let pool = Pool::new(threads);
+            let mut scratch = vec![u64::MAX; threads * product.scratch_of_blocks(unit, units).div_ceil(8)];
+            let from = (a.as_ptr().cast(), b.as_ptr().cast());
+            let (empty, made) = (bytes(out, &vec![-99.0; m * n]), std::sync::atomic::AtomicUsize::new(0));
+            let [mut whole, mut blocks] = [empty.clone(), empty];
+            let to = Shared(blocks.as_mut_ptr().cast::<u8>());
+            let copy = |block: &Block, to: *mut u8| {
+                let Block { lines, across, at, step } = block;
+                made.fetch_add(lines.len() * across.len(), std::sync::atomic::Ordering::Relaxed);
+                for (i, line) in lines.clone().enumerate() {
+                    // SAFETY: an element of c, and the memory of a block.
+                    unsafe {
+                        let to = to.add((line * width + across.start) * out.bytes());
+                        to.copy_from_nonoverlapping(at.add(i * step), across.len() * out.bytes());
+                    }
+                }
+            };
+            let then = |block: &Block| {
+                let Block { lines, across, .. } = block;
+                assert!(lines.start % units.lines == 0 && across.start % units.across == 0);
+                let ends = (lines.end % units.lines == 0, across.end % units.across == 0);
+                assert!((ends.0 || lines.end == m * n / width) && (ends.1 || across.end == width));
+                copy(block, to.get());
+            };
+            // SAFETY: the vectors hold all that the extents reach, and the unit is one of this processor.
+            unsafe {
+                product.run_in_blocks(unit, &pool, from, units, &beside, &mut scratch, &then).unwrap();
+                assert_eq!(made.into_inner(), m * n);
+                product.run_on(unit, &pool, from.0, from.1, whole.as_mut_ptr().cast(), &mut scratch).unwrap();
+            }
+            let what = format!("{unit:?} {dtype}->{out} {size:?} {lay_of:?} {units:?}, {threads} threads");
+            assert!(blocks == whole, "{what}");
+        }
+    }
+}
+
+#[test]
+fn blocks_that_are_used_at_once_are_those_of_the_product() {
+    let shapes = [
+        ((64, 96, 16), (1, 1)),
+        ((70, 1300, 9), (1, 26)),
+        ((40, 2100, 33), (1, 1)),
+        ((500, 30, 401), (1, 1)),
+        ((96, 60, 0), (2, 60)),
+        ((35, 1031, 60), (5, 1031)),
+        ((1300, 1, 40), (1, 1)),
+        ((9, 1024, 300), (1, 256)),
+    ];
+    for (i, (size, (lines, across))) in shapes.into_iter().enumerate() {
+        for turned in [false, true] {
+            let way = i * 4 + usize::from(turned);
+            if EVERY > 1 && turned != i.is_multiple_of(2) {
+                continue;
+            }
+            let (m, n, k) = size;
+            let (size, c) = if turned { ((n, m, k), Lay::Columns) } else { (size, Lay::Rows) };
+            let [a, b, _] = lays(way);
+            check_blocks(size, [a, b, c], Units { lines, across }, TYPES[[0, 2, 1, 3, 0][way % 5]]);
+        }
     }
 }
