@@ -158,7 +158,7 @@ impl Executor {
             };
             let (pool, scratch) = (&exec.pool, exec.scratch.words());
             // SAFETY: as above.
-            unsafe { product.run_in_blocks(Unit::best(), pool, operands, units(f), &beside, scratch, &then) }
+            unsafe { product.run_in_blocks(Unit::best(), pool, operands, (units(f), &beside), scratch, &then) }
         })
     }
 

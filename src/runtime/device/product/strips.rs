@@ -94,8 +94,7 @@ impl Product<'_> {
         unit: Unit,
         pool: &Pool,
         (a, b): (*const u8, *const u8),
-        units: Units,
-        beside: &[Option<Beside>],
+        (units, beside): (Units, &[Option<Beside>]),
         scratch: &mut [u64],
         then: &Then,
     ) -> Result<(), String> {

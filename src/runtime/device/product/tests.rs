@@ -312,7 +312,7 @@ fn check_blocks(size: (usize, usize, usize), lay_of: [Lay; 3], units: Units, (dt
             };
             // SAFETY: the vectors hold all that the extents reach, and the unit is one of this processor.
             unsafe {
-                product.run_in_blocks(unit, &pool, from, units, &beside, &mut scratch, &then).unwrap();
+                product.run_in_blocks(unit, &pool, from, (units, &beside), &mut scratch, &then).unwrap();
                 assert_eq!(made.into_inner(), m * n);
                 product.run_on(unit, &pool, from.0, from.1, whole.as_mut_ptr().cast(), &mut scratch).unwrap();
             }
