@@ -63,7 +63,7 @@ pub struct Bands {
     pub bytes: usize,
     /// Least rows of a band; a value of no more than two such bands stays whole.
     pub rows: usize,
-    /// So many times more elements than a row of what comes out has a row of the value.
+    /// So many times more elements has a row of the value than one of what it is made of, and one of what comes out.
     pub wider: usize,
 }
 

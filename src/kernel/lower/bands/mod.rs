@@ -63,9 +63,12 @@ impl Bands {
 
 impl Default for Bands {
     fn default() -> Bands {
-        // So many rows are more than any that are summed strip by strip: such products are not stored anyway.
+        // A band reads the weights twice, reads their gradient and writes it: 16 bytes for 6 operations with each row. So
+        // many rows are some 100 operations for each byte, several times more than any machine has time for.
         const ROWS: usize = 256;
+        // Sums over fewer rows than two such bands may be made strip by strip, so that the gradient is not stored.
         const { assert!(2 * ROWS >= strips::MOST_SUMS) };
+        // What is smaller stays in a cache from one kernel to the next. `bytes` is a part of a large one.
         Bands { least: 16 << 20, bytes: 32 << 20, rows: ROWS, wider: 5 }
     }
 }

@@ -39,6 +39,11 @@ pub(super) fn find(graph: &Graph, block: BlockId, bands: &Bands) -> Option<Regio
         let (users, weights) = known.get_or_insert_with(|| (Users::of(graph, block), of_weights(graph)));
         // Weights have no rows: a loop over their dims would sum activations over and over.
         for side in [0, 1].into_iter().filter(|side| !weights[op.args[*side].index()]) {
+            // A hidden layer, which is not much wider than what it is made of, would free little.
+            let inner = graph.elements(&graph.value(op.args[side]).dims);
+            if inner.saturating_mul(bands.wider) > graph.elements(&graph.value(op.results[0]).dims) {
+                continue;
+            }
             let Some(search) = Search::new(graph, block, users, op, side) else { continue };
             // All that follows from the product, or at least what hangs together with it.
             let found =
