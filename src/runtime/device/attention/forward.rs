@@ -55,6 +55,10 @@ pub unsafe fn run<E: Stored>(
 ) -> Result<(), String> {
     // SAFETY: the caller's promise.
     let head = unsafe { Head::new(a, <E::Sum as Real>::DTYPE, locate) };
+    // SAFETY: as above.
+    if let Some(done) = unsafe { super::one::run::<E>(unit, pool, &head, scratch) } {
+        return done;
+    }
     let changes = Softmax::<E::Sum>::changes(a.scale, a.cap, head.adds());
     let call: Call<E> = Call { head, sizes: Sizes::of(a), blocks: Blocks::new(unit), rows: Rows::of(unit), changes };
     let (batches, groups): (usize, usize) = (a.batch.iter().product(), a.group.iter().product());

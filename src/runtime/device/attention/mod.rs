@@ -10,14 +10,15 @@
 //! Invariants: nothing is allocated; a task is some blocks of queries (forward), or all queries that share keys (backward), and
 //! blocks of keys are the same for all tasks, so results do not depend on the number of threads.
 //!
-//! Reading order: this file, `head.rs` (arrays), `forward.rs`, `backward.rs`, `block.rs` (products), `rows.rs` (what is between
-//! them), `real.rs`, `ahead.rs`.
+//! Reading order: this file, `head.rs` (arrays), `forward.rs`, `one.rs` (of single queries), `backward.rs`, `block.rs` (products),
+//! `rows.rs` (what is between them), `real.rs`, `ahead.rs`.
 
 mod ahead;
 mod backward;
 mod block;
 mod forward;
 mod head;
+mod one;
 mod real;
 mod rows;
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Every unit of the processor against attention by the formula. (All options on the best unit: `tests/attention.rs`.)
 
+use super::head::Head;
 use super::*;
 use crate::program::Strided;
 
@@ -116,6 +117,44 @@ fn every_unit_computes_the_formula_on_any_number_of_threads() {
                     }
                 }
                 assert_eq!(first.get_or_insert(arrays.0.clone()), &arrays.0, "{unit:?}: {threads} threads differ");
+            }
+        }
+    }
+}
+
+#[test]
+fn one_query_gets_what_it_gets_among_many() {
+    let mut many = Arrays::new(1);
+    many.run(Unit::best(), 1, &call(1, true));
+    let whole = call(1, true).of;
+    let moved = |s: &Strided, n: usize| Strided { offset: n, ..s.clone() };
+    for unit in Unit::available() {
+        for query in [0, 1, 17, 74] {
+            let a = Attention {
+                queries: 1,
+                q: moved(&whole.q, query * FEATURES),
+                out: moved(&whole.out, query * WIDTH),
+                log: None,
+                first: Some(BufferId(9)),
+                ..whole.clone()
+            };
+            let mut first: Option<Vec<f32>> = None;
+            for threads in [1, 3] {
+                let mut arrays = Arrays::new(1);
+                arrays.0.push(vec![f32::from_bits(query as u32)]);
+                let mut scratch = vec![0x7fc0_0000_7fc0_0000; scratch_bytes(&a) * threads / 8];
+                let bases: Vec<*mut u8> = arrays.0.iter_mut().map(|a| a.as_mut_ptr().cast()).collect();
+                // SAFETY: all arrays are as large as the call says, and the unit is available.
+                unsafe {
+                    forward_on(unit, &Pool::new(threads), &a, &|b| bases[b.0 as usize], &mut scratch).unwrap();
+                    let head = Head::new(&a, DType::F32, &|b| bases[b.0 as usize]);
+                    assert!(one::run::<f32>(unit, &Pool::new(1), &head, &mut scratch).is_some());
+                }
+                let out = arrays.0[3][query * WIDTH..][..WIDTH].to_vec();
+                for (x, y) in many.0[3][query * WIDTH..].iter().zip(&out) {
+                    assert!((x - y).abs() < 2e-5 * (1.0 + x.abs()), "{unit:?}, query {query}: {y}, expected {x}");
+                }
+                assert_eq!(first.get_or_insert(out.clone()), &out, "{unit:?}: {threads} threads differ");
             }
         }
     }

@@ -77,6 +77,8 @@ pub unsafe fn halves<const N: usize>(from: *const u8, n: usize) -> [u16; N] {
 const SUMS: usize = 4;
 /// Bytes that are asked for ahead in each stream.
 const AHEAD: usize = 1024;
+/// The same in rows that are short.
+const SHORT_AHEAD: isize = 4;
 /// Bytes up to which a processor reads ahead by itself.
 const PAGE: isize = 4096;
 /// Steps along k that are read side by side.
@@ -102,20 +104,22 @@ pub unsafe fn few<S: Simd, O: Operand<S>>(f: &Few) {
 #[inline(always)]
 unsafe fn dots<S: Simd, O: Operand<S>, const R: usize>(f: &Few) {
     let each = f.rows / R;
+    // In short rows it is one of the next ones.
+    let ahead = if f.k * O::BYTES < 2 * AHEAD { SHORT_AHEAD * f.a_row } else { AHEAD as isize };
     // SAFETY: as promised to `few`.
     unsafe {
         for row in 0..each {
-            dots_of::<S, O, R>(f, std::array::from_fn(|r| (r * each + row) as isize));
+            dots_of::<S, O, R>(f, std::array::from_fn(|r| (r * each + row) as isize), ahead);
         }
         for row in each * R..f.rows {
-            dots_of::<S, O, 1>(f, [row as isize]);
+            dots_of::<S, O, 1>(f, [row as isize], ahead);
         }
     }
 }
 
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "loops with constant bounds over arrays that are registers")]
-unsafe fn dots_of<S: Simd, O: Operand<S>, const R: usize>(f: &Few, rows: [isize; R]) {
+unsafe fn dots_of<S: Simd, O: Operand<S>, const R: usize>(f: &Few, rows: [isize; R], ahead: isize) {
     let vector = S::LANES * O::BYTES;
     // SAFETY: as promised to `few`.
     unsafe {
@@ -127,7 +131,7 @@ unsafe fn dots_of<S: Simd, O: Operand<S>, const R: usize>(f: &Few, rows: [isize;
                 for i in 0..SUMS {
                     let y = O::load(b.add(i * vector));
                     for r in 0..R {
-                        expect(a[r].wrapping_add(i * vector + AHEAD));
+                        expect(a[r].wrapping_add(i * vector).wrapping_offset(ahead));
                         sums[r][i] = S::multiply_add(O::load(a[r].add(i * vector)), y, sums[r][i]);
                     }
                 }

@@ -36,6 +36,7 @@ mod strips;
 mod tests;
 mod tile;
 
+pub(super) use few::Few;
 pub(super) use kernel::Kernel;
 pub use kernel::Unit;
 pub(super) use pack::{Pack, PackFn};
