@@ -194,8 +194,8 @@ def main():
             f"   {r['ours_peak_mib']:8}  {r.get('lowest_peak_mib', 0):10}  {speed:7.1f}"
         )
     if r := generated:
-        peer = f"; {r['best_peer']} {r['best_ms']:.2f} ms, ratio {r['ratio']:.3f}" if "ratio" in r else ""
-        print(f"generation {r['ours_ms']:.2f} ms a token, {100 * r['of_bandwidth']:.0f} % of {r['read_gb_s']:.1f} GB/s{peer}")
+        beside = f"; {r['best_peer']} {r['best_ms']:.2f} ms, ratio {r['ratio']:.3f}" if "ratio" in r else ""
+        print(f"generation {r['ours_ms']:.2f} ms a token, {100 * r['of_bandwidth']:.0f} % of {r['read_gb_s']:.1f} GB/s{beside}")
 
 
 if __name__ == "__main__":
