@@ -75,3 +75,29 @@ fn doctor_shows_what_is_allowed_and_other_names_are_errors() {
     assert_eq!(unknown.status.code(), Some(1));
     assert!(text.contains("E0902") && text.contains("avx2"), "{text}");
 }
+
+#[test]
+fn built_programs_do_not_run_where_less_is_allowed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("gpt.pta"), PROGRAM).expect("a file");
+    std::fs::write(folder.path().join("text.txt"), "to and fro ".repeat(30)).expect("a file");
+    let built = command()
+        .args(["build", "gpt.pta", "-o", "built"])
+        .current_dir(folder.path())
+        .output()
+        .expect("the binary runs");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let run = std::process::Command::new(folder.path().join("built"))
+        .args(["train", "--no-save"])
+        .env("PARTITA_CPU", "plain")
+        .current_dir(folder.path())
+        .output()
+        .expect("the program runs");
+    let text = String::from_utf8_lossy(&run.stderr);
+    let doctor = command().arg("doctor").output().expect("the binary runs").stdout;
+    if String::from_utf8_lossy(&doctor).contains("avx2") {
+        assert!(!run.status.success() && text.contains("E0812") && text.contains("PARTITA_CPU"), "{text}");
+    } else {
+        assert!(run.status.success(), "{text}");
+    }
+}

@@ -54,7 +54,7 @@ def data(folder):
     save("label.npy", draw.integers(0, 10, 1024).astype(numpy.int32))
     save("x.npy", draw.standard_normal((128, 8192), dtype=numpy.float32))
     save("goal.npy", draw.standard_normal((128, 8192), dtype=numpy.float32))
-    for name in os.listdir(MODELS):
+    for name in filter(lambda name: name.endswith(".pta"), os.listdir(MODELS)):
         with open(os.path.join(MODELS, name)) as f, open(os.path.join(folder, name), "w") as g:
             g.write(f.read())
 

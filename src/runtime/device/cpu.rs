@@ -1,5 +1,7 @@
 //! What the processor that this runs on can do.
 
+use crate::types::cpu::Vectors;
+
 /// Whether code for `target` (see `program::Code::target`) runs here; else what is missing.
 pub fn supports(target: &str) -> Result<(), String> {
     let mut words = target.split_whitespace();
@@ -7,9 +9,19 @@ pub fn supports(target: &str) -> Result<(), String> {
     if arch != std::env::consts::ARCH {
         return Err(format!("it is for {arch}, this is {}", std::env::consts::ARCH));
     }
-    match words.find(|feature| !has(feature)) {
+    match words.find(|feature| !(has(feature) && set_of(feature).allowed())) {
+        Some(feature) if has(feature) => Err(format!("it uses `{feature}`, which PARTITA_CPU does not allow")),
         Some(feature) => Err(format!("it uses `{feature}`, which this processor lacks")),
         None => Ok(()),
+    }
+}
+
+/// The least set of instructions with a feature.
+fn set_of(feature: &str) -> Vectors {
+    match feature {
+        _ if feature.starts_with("avx512") => Vectors::Avx512,
+        "avx" | "avx2" | "avx_vnni" | "fma" => Vectors::Avx2,
+        _ => Vectors::Plain,
     }
 }
 

@@ -25,8 +25,9 @@ const UNIT: usize = 16;
 pub(super) fn cut_bands(graph: &mut Graph, bands: &Bands) {
     for block in 0..graph.blocks.len() as u32 {
         let block = BlockId(block);
+        let mut failures = region::Failures::default();
         // What is cut is gone from the block; what is left may hold another such value.
-        while let Some(region) = region::find(graph, block, bands) {
+        while let Some(region) = region::find(graph, block, bands, &mut failures) {
             rewrite::rewrite(graph, block, &region);
         }
     }

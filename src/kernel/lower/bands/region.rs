@@ -8,7 +8,7 @@ use super::Sizes;
 use crate::ir::*;
 use crate::kernel::Bands;
 use crate::types::ReduceKind;
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 #[derive(Debug)]
 pub(super) struct Region {
@@ -28,8 +28,26 @@ pub(super) struct Region {
     pub phase: Phase,
 }
 
+/// Searches without success by the sizes that they began with: layers are alike, and a search goes through the whole block.
+#[derive(Default)]
+pub(super) struct Failures(HashMap<(Vec<usize>, Vec<usize>, bool), u32>);
+
+/// Searches of products that are alike: the next one of them may be read by others.
+const SEARCHES: u32 = 3;
+
+impl Failures {
+    /// Counts one more search that begins with this product and side; whether there have been too many in vain.
+    fn too_many(&mut self, graph: &Graph, op: &Operation, side: usize) -> bool {
+        let sizes = |v: ValueId| graph.value(v).dims.iter().map(|d| graph.size(*d)).collect();
+        let key = (sizes(op.args[side]), sizes(op.args[1 - side]), op.phase == Phase::Forward);
+        let count = self.0.entry(key).or_default();
+        *count += 1;
+        *count > SEARCHES
+    }
+}
+
 /// The first product of a block that can be cut.
-pub(super) fn find(graph: &Graph, block: BlockId, bands: &Bands) -> Option<Region> {
+pub(super) fn find(graph: &Graph, block: BlockId, bands: &Bands, failures: &mut Failures) -> Option<Region> {
     let mut known: Option<(Users, Vec<bool>)> = None;
     for id in &graph.block(block).ops {
         let op = graph.op(*id);
@@ -41,10 +59,15 @@ pub(super) fn find(graph: &Graph, block: BlockId, bands: &Bands) -> Option<Regio
         for side in [0, 1].into_iter().filter(|side| !weights[op.args[*side].index()]) {
             // A hidden layer, which is not much wider than what it is made of, would free little.
             let inner = graph.elements(&graph.value(op.args[side]).dims);
-            if inner.saturating_mul(bands.wider) > graph.elements(&graph.value(op.results[0]).dims) {
+            let wide = graph.elements(&graph.value(op.results[0]).dims);
+            if inner.saturating_mul(bands.wider) > wide {
                 continue;
             }
-            let Some(search) = Search::new(graph, block, users, op, side) else { continue };
+            let Some(mut search) = Search::new(graph, block, users, op, side) else { continue };
+            if graph.elements(&search.rows) <= 2 * bands.rows || failures.too_many(graph, op, side) {
+                continue;
+            }
+            search.widen();
             // All that follows from the product, or at least what hangs together with it.
             let found =
                 [search.following(), vec![search.product]].into_iter().find_map(|from| search.region(from, bands));
@@ -131,9 +154,7 @@ impl<'g> Search<'g> {
         if rows.is_empty() || wide.is_empty() {
             return None;
         }
-        let mut search = Search { graph, block, users, product: product.results[0], rows, wide };
-        search.widen();
-        Some(search)
+        Some(Search { graph, block, users, product: product.results[0], rows, wide })
     }
 
     /// Dims that wide ones become and come from: parts of them, several as one.
