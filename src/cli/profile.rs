@@ -5,9 +5,11 @@ use crate::driver::engine::Compiled;
 use crate::driver::findings::Outcome;
 use crate::driver::overwrite;
 use crate::driver::profile::{Line, Report, trace};
+use crate::driver::train::Beside;
 use crate::runtime::exec::Executor;
 use std::fmt::Write;
 use std::path::Path;
+use std::time::Duration;
 
 /// Rows of a table; what is left is added up.
 const ROWS: usize = 25;
@@ -44,6 +46,18 @@ pub fn print(exec: &mut Executor, routine: &str, unit: &str, out: &mut Output) {
     table(&mut text, ("by kernel", unit), &r.steps, r.seconds, |l| format!("{} {}", l.what, l.place));
     table(&mut text, ("by line", unit), &r.places, r.seconds, |l| l.place.clone());
     out.text(&text);
+}
+
+/// Prints what the time between the steps of a run went to.
+pub fn beside(beside: &Beside, out: &mut Output) {
+    if beside.steps > 0 {
+        let each = |time: Duration| milliseconds((time / beside.steps).as_secs_f64());
+        out.line(format!(
+            "\nbeside a step: {} for data, {} for metrics, validation and checkpoints",
+            each(beside.data),
+            each(beside.rest)
+        ));
+    }
 }
 
 fn table(text: &mut String, (title, unit): (&str, &str), lines: &[Line], all: f64, name: impl Fn(&Line) -> String) {

@@ -38,7 +38,7 @@ fn train(args: &TrainArgs, threads: usize, out: &mut Output) -> Outcome<Code> {
             let mut engine = Interpreted::new(&g);
             introduce(&g.recipe, engine.threads(), out);
             let request = args.how.request(&g.recipe, args.debug_nan);
-            follow(&g.recipe, &mut engine, &request, &g.findings.sources, timed, out)
+            follow(&g.recipe, &mut engine, &request, &g.findings.sources, timed, out).map(|(code, _)| code)
         }
         EngineChoice::Cpu => {
             let Compilation { findings, mut recipe, program, timings } = compile::training(&options, &Disk)?;
@@ -96,9 +96,10 @@ pub fn profiled(
         }
         overwrite::writable(path)?;
     }
-    let code = follow(recipe, engine, request, sources, timed, out)?;
+    let (code, ended) = follow(recipe, engine, request, sources, timed, out)?;
     if how.profile {
         profile::print(engine.executor_mut(), pipeline::TRAIN, "step", out);
+        profile::beside(&ended.beside, out);
     }
     if let Some(path) = &how.trace {
         profile::write(engine, path)?;
@@ -132,7 +133,7 @@ pub fn follow(
     sources: &SourceMap,
     timed: bool,
     out: &mut Output,
-) -> Outcome<Code> {
+) -> Outcome<(Code, Ended)> {
     if let Some(path) = &request.metrics {
         overwrite::refuse(path, sources, &recipe.read_paths())?;
     }
@@ -148,10 +149,11 @@ pub fn follow(
     progress.finish();
     let ended = ended.map_err(|stop| Findings::of_stop(stop, sources))?;
     report(&ended, recipe, out);
-    Ok(match (ended.interrupted, stop.signal()) {
+    let code = match (ended.interrupted, stop.signal()) {
         (true, Some(signal)) => 128 + signal,
         _ => OK,
-    })
+    };
+    Ok((code, ended))
 }
 
 fn event_shown(event: Event, progress: &mut Progress, out: &mut Output) {

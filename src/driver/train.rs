@@ -83,6 +83,17 @@ pub struct Ended {
     pub valid: Vec<(u64, f64)>,
     /// The last checkpoint.
     pub saved: Option<PathBuf>,
+    pub beside: Beside,
+}
+
+/// The time of all steps but the first that is not theirs.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Beside {
+    pub steps: u32,
+    /// Waiting for batches.
+    pub data: Duration,
+    /// Metrics, validation, checkpoints.
+    pub rest: Duration,
 }
 
 pub type Tell<'t> = &'t mut dyn FnMut(Event);
@@ -124,7 +135,14 @@ pub fn train(
     if let Some(e) = run.failed_save.take() {
         return Err(e.into());
     }
-    Ok(Ended { step: run.step, interrupted, train: run.train, valid: run.valid, saved: run.last_saved })
+    Ok(Ended {
+        step: run.step,
+        interrupted,
+        train: run.train,
+        valid: run.valid,
+        saved: run.last_saved,
+        beside: run.beside,
+    })
 }
 
 /// Opens all that a run reads, without a run: the same errors where something is missing or does not fit.
@@ -165,6 +183,7 @@ struct Run<'r> {
     valid: Vec<(u64, f64)>,
     skipped: u64,
     speed: Speed,
+    beside: Beside,
 }
 
 impl<'r> Run<'r> {
@@ -251,6 +270,7 @@ impl<'r> Run<'r> {
             valid: Vec::new(),
             skipped: 0,
             speed: Speed::default(),
+            beside: Beside::default(),
         })
     }
 
@@ -264,6 +284,7 @@ impl<'r> Run<'r> {
         while self.step < self.recipe.steps && !stop.requested() {
             let start = Instant::now();
             let next = self.data.as_mut().map_or(Ok(None), Prefetcher::next_batch);
+            let waited = start.elapsed();
             // Steps that are done are kept, although the data fails now.
             let batch = next.map_err(|e| {
                 // What ends the run is the data.
@@ -275,7 +296,8 @@ impl<'r> Run<'r> {
                 data.recycle(batch);
             }
             self.step += 1;
-            self.speed.step(start.elapsed().as_secs_f64());
+            let done = start.elapsed();
+            self.speed.step(done.as_secs_f64());
             let loss = total(&figures);
             self.train.push((self.step, loss));
             if !loss.is_finite() {
@@ -292,6 +314,11 @@ impl<'r> Run<'r> {
             }
             let outcome = self.saver.poll();
             self.saved(outcome, tell);
+            if self.step > first + 1 {
+                self.beside.steps += 1;
+                self.beside.data += waited;
+                self.beside.rest += start.elapsed() - done;
+            }
         }
         let interrupted = self.step < self.recipe.steps || self.unvalidated.is_some();
         self.keep(engine, tell)?;

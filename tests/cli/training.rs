@@ -427,6 +427,10 @@ fn a_profile_accounts_for_the_whole_step() {
     let (kernels, lines) = (shares("by kernel"), shares("by line"));
     assert!((kernels - lines).abs() < 3.0 && kernels > 30.0 && kernels < 102.0, "{kernels} {lines}\n{text}");
     assert!(text.contains("tiny.pta:"), "{text}");
+    let beside = text.split("beside a step: ").nth(1).unwrap_or_else(|| panic!("{text}"));
+    let times: Vec<f64> = beside.split(' ').filter_map(|word| word.parse().ok()).collect();
+    // Four steps with a checkpoint at the end, or sooner: both take some time, and no seconds.
+    assert!(times.len() == 2 && times.iter().all(|t| (0.0..5000.0).contains(t)) && times[1] > 0.0, "{beside}");
     let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(at.join("trace.json")).unwrap()).unwrap();
     let events = trace["traceEvents"].as_array().expect("a list of events");
     let runs: Vec<&serde_json::Value> = events.iter().filter(|e| e["ph"] == "X").collect();
