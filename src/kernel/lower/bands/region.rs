@@ -32,17 +32,15 @@ pub(super) struct Region {
 #[derive(Default)]
 pub(super) struct Failures(HashMap<(Vec<usize>, Vec<usize>, bool), u32>);
 
-/// Searches of products that are alike: the next one of them may be read by others.
+/// Searches in vain after which no other product that is alike is tried: the next ones may be read by others.
 const SEARCHES: u32 = 3;
 
 impl Failures {
-    /// Counts one more search that begins with this product and side; whether there have been too many in vain.
-    fn too_many(&mut self, graph: &Graph, op: &Operation, side: usize) -> bool {
+    /// Of searches that begin with a product like this one, from this side.
+    fn of(&mut self, graph: &Graph, op: &Operation, side: usize) -> &mut u32 {
         let sizes = |v: ValueId| graph.value(v).dims.iter().map(|d| graph.size(*d)).collect();
         let key = (sizes(op.args[side]), sizes(op.args[1 - side]), op.phase == Phase::Forward);
-        let count = self.0.entry(key).or_default();
-        *count += 1;
-        *count > SEARCHES
+        self.0.entry(key).or_default()
     }
 }
 
@@ -64,7 +62,7 @@ pub(super) fn find(graph: &Graph, block: BlockId, bands: &Bands, failures: &mut 
                 continue;
             }
             let Some(mut search) = Search::new(graph, block, users, op, side) else { continue };
-            if graph.elements(&search.rows) <= 2 * bands.rows || failures.too_many(graph, op, side) {
+            if graph.elements(&search.rows) <= 2 * bands.rows || *failures.of(graph, op, side) >= SEARCHES {
                 continue;
             }
             search.widen();
@@ -74,6 +72,7 @@ pub(super) fn find(graph: &Graph, block: BlockId, bands: &Bands, failures: &mut 
             if found.is_some() {
                 return found;
             }
+            *failures.of(graph, op, side) += 1;
         }
     }
     None
