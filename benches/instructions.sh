@@ -30,8 +30,6 @@ cases=(
     "gpt small, compile:train gpt.pta --preset small --dry-run"
     "llama 8 layers, compile:train llama3.pta --set depth=8 --set batch=1 --set seq=512 --dry-run"
     "llama 16 layers, compile:train llama3.pta --set depth=16 --set batch=1 --set seq=512 --dry-run"
-    # What grows faster than the layers shows here.
-    "llama 126 layers, compile:train llama3.pta --preset llama_405b --dry-run"
 )
 partita=$(realpath "$partita")
 new="{"
