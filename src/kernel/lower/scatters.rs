@@ -30,7 +30,7 @@ fn in_block(graph: &mut Graph, block: BlockId, uses: &[u32]) {
     if sums.is_empty() {
         return;
     }
-    let mut become_: HashMap<ValueId, ValueId> = HashMap::new();
+    let mut replaced: HashMap<ValueId, ValueId> = HashMap::new();
     let old = std::mem::take(&mut graph.blocks[block.index()].ops);
     let mut ops = Vec::with_capacity(old.len());
     for id in old {
@@ -40,13 +40,13 @@ fn in_block(graph: &mut Graph, block: BlockId, uses: &[u32]) {
             let Value { dims, name, .. } = graph.value(sum).clone();
             let named = &mut graph.values[result.index()];
             (named.dims, named.name) = (dims, name.or(named.name.take()));
-            become_.insert(sum, result);
+            replaced.insert(sum, result);
             ops.push(*scatter);
         } else if !moved.contains(&id) {
             ops.push(id);
         }
     }
-    let now = |v: &mut ValueId| *v = become_.get(v).copied().unwrap_or(*v);
+    let now = |v: &mut ValueId| *v = replaced.get(v).copied().unwrap_or(*v);
     ops.iter().for_each(|id| graph.ops[id.index()].args.iter_mut().for_each(now));
     graph.blocks[block.index()].ops = ops;
     graph.blocks[block.index()].results.iter_mut().for_each(now);

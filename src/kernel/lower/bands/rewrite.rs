@@ -10,9 +10,9 @@ pub(super) fn rewrite(graph: &mut Graph, block: BlockId, region: &Region) {
     let (before, after) = split(graph, block, region);
     let model = graph.op(region.ops[0]).clone();
     let mut emit = Emission { graph, region, model, block, list: before };
-    let become_ = emit.bands();
+    let replaced = emit.bands();
     let list = std::mem::take(&mut emit.list);
-    let now = |v: &mut ValueId| *v = become_.get(v).copied().unwrap_or(*v);
+    let now = |v: &mut ValueId| *v = replaced.get(v).copied().unwrap_or(*v);
     for id in &after {
         graph.ops[id.index()].args.iter_mut().for_each(now);
     }
@@ -86,14 +86,14 @@ impl Emission<'_> {
         };
         let (finals, stacked) = self.looped(turns, part, rows, &initial, &parts);
 
-        let mut become_ = HashMap::new();
+        let mut replaced = HashMap::new();
         for ((v, _), total) in region.totals.iter().zip(finals) {
             let Value { dtype, dims, .. } = self.graph.value(*v).clone();
             let total = match self.graph.value(total).dtype == dtype {
                 true => total,
                 false => self.one(Op::Map(MapOp::Cast(dtype)), &[total], dtype, dims),
             };
-            become_.insert(*v, total);
+            replaced.insert(*v, total);
         }
         for (i, (v, stacked)) in region.collected.iter().zip(stacked).enumerate() {
             let Value { dtype, dims, name, .. } = self.graph.value(*v).clone();
@@ -122,9 +122,9 @@ impl Emission<'_> {
                 }
             };
             self.graph.values[whole.index()].name = name;
-            become_.insert(*v, whole);
+            replaced.insert(*v, whole);
         }
-        become_
+        replaced
     }
 
     /// The loop over all bands but the first: final totals, and the values of rows.

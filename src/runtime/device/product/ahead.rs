@@ -64,7 +64,7 @@ impl Coming {
         let n = n.checked_sub(all.saturating_sub(wanted))?;
         let (pair, from) = (n % pairs, n / pairs * turns);
         (from < self.count)
-            .then(|| (self.from.wrapping_offset(from as isize * self.step).wrapping_add(pair * 128), self.step))
+            .then(|| (self.from.wrapping_offset(from as isize * self.step).wrapping_add(pair * PAIR), self.step))
     }
 }
 

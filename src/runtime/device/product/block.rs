@@ -141,6 +141,35 @@ impl Task<'_> {
         unsafe { (self.kernel.pack_apart.unwrap_or(self.kernel.pack))(&pack) }
     }
 
+    /// Packs rows, the first of which is at `a`, into panels of tiles. Those of the same width go together, so that long runs of the source
+    /// are read.
+    ///
+    /// # Safety
+    /// Rows and terms must be valid, and `to` hold them packed.
+    pub unsafe fn pack_rows(&self, a: *const u8, rows: usize, terms: usize, to: *mut u8) {
+        let kernel = &self.kernel;
+        let vectors = rows.div_ceil(kernel.lanes);
+        let mut at = 0;
+        while at < vectors {
+            let taken = kernel.vectors(vectors - at);
+            let alike = (1..).find(|n| kernel.vectors(vectors - at - n * taken) != taken).unwrap_or(1);
+            let row = at * kernel.lanes;
+            // SAFETY: as promised by the caller.
+            unsafe {
+                (kernel.pack)(&Pack {
+                    from: a.offset(row as isize * self.a_row),
+                    rows: (alike * taken * kernel.lanes).min(rows - row),
+                    row_step: self.a_row,
+                    terms,
+                    term_step: self.a_k,
+                    width: taken * kernel.lanes,
+                    to: to.add(row * kernel.packed * kernel.steps(terms)),
+                });
+            }
+            at += alike * taken;
+        }
+    }
+
     /// Some chunks of the sum for some rows and columns. Columns begin at a whole panel.
     ///
     /// # Safety
@@ -279,22 +308,11 @@ impl Task<'_> {
         let steps = kernel.steps(terms);
         let vectors = rows.div_ceil(kernel.lanes);
         let vector = kernel.lanes * kernel.packed;
-        let row_bytes = self.a_row * kernel.lanes as isize;
         // SAFETY: as `block` promises.
         unsafe {
-            // Panels from `at` on, `alike` of the same width, so that long runs of the source are read.
-            let pack = |at: usize, taken: usize, alike: usize| {
-                let row = at * kernel.lanes;
-                (kernel.pack)(&Pack {
-                    from: a.offset(at as isize * row_bytes),
-                    rows: (alike * taken * kernel.lanes).min(rows - row),
-                    row_step: self.a_row,
-                    terms,
-                    term_step: self.a_k,
-                    width: taken * kernel.lanes,
-                    to: here.add(at * vector * steps),
-                });
-            };
+            if self.pack_a && !packed {
+                self.pack_rows(a, rows, terms, here);
+            }
             let (offsets, lines) = self.column_lines(&b, terms);
             let turns = (steps / TURN).max(1);
             let (mut tiles, mut carry) = (0, None);
@@ -336,13 +354,6 @@ impl Task<'_> {
                     ahead: ahead(at, j),
                 });
             };
-            let mut at = 0;
-            while at < vectors && self.pack_a && !packed {
-                let taken = kernel.vectors(vectors - at);
-                let alike = (1..).find(|n| kernel.vectors(vectors - at - n * taken) != taken).unwrap_or(1);
-                pack(at, taken, alike);
-                at += alike * taken;
-            }
             for j in (0..columns).step_by(kernel.columns()) {
                 let mut at = 0;
                 while at < vectors {

@@ -6,8 +6,8 @@
 //! Accumulation is in f32 or f64; other results are rounded once, after the whole sum. A call allocates nothing.
 //!
 //! Invariant: every element is summed in an order that depends on the shape, the strides and the processor alone. The
-//! work is cut along rows, columns and batches, never along a summed dim, and all tiles sum alike, so results are the
-//! same for any number of threads. On x86-64 with FMA and on aarch64 they are the same for f32 and f64, too.
+//! work is cut along rows, columns and batches, along a summed dim only into pieces that the shape decides (`pieces.rs`), and all
+//! tiles sum alike, so results are the same for any number of threads. On x86-64 with FMA and on aarch64 they are the same for f32 and f64, too.
 //!
 //! Reading order: this file, `plan.rs` (what is packed, and how the work is cut), `block.rs` (loops), `ahead.rs`, `pack.rs`, `tile.rs`,
 //! `few.rs`, `pieces.rs`, `strips.rs` (results that are used block by block), `kernel.rs` and the units that it chooses from,

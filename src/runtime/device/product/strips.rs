@@ -9,9 +9,8 @@ use super::super::share::Shared;
 use super::Product;
 use super::finish::Finish;
 use super::kernel::Unit;
-use super::pack::Pack;
 use super::plan::{A_BYTES, B_BYTES, C_BYTES, OWN, Own, SCRATCH, Task};
-use super::tile::{Ahead, TURN, Tile};
+use super::tile::{Ahead, PAIR, TURN, Tile};
 use std::ops::Range;
 
 /// Bytes of a block, about, where the user does not ask for more: a part of the second-level cache.
@@ -241,36 +240,19 @@ impl Maker<'_> {
     }
 
     unsafe fn pack(&self, chunk: usize, across: &Range<usize>) {
-        let (task, kernel) = (self.task, &self.task.kernel);
-        let terms = self.terms(chunk);
-        let steps = kernel.steps(terms);
-        let vectors = across.len().div_ceil(kernel.lanes);
-        let mut at = 0;
-        while at < vectors {
-            let taken = kernel.vectors(vectors - at);
-            let alike = (1..).find(|n| kernel.vectors(vectors - at - n * taken) != taken).unwrap_or(1);
-            let row = at * kernel.lanes;
-            let term = (chunk * task.chunk() * kernel.group) as isize;
-            // SAFETY: as promised by the caller of `make`.
-            unsafe {
-                (kernel.pack)(&Pack {
-                    from: self.a.offset((across.start + row) as isize * task.a_row + term * task.a_k),
-                    rows: (alike * taken * kernel.lanes).min(across.len() - row),
-                    row_step: task.a_row,
-                    terms,
-                    term_step: task.a_k,
-                    width: taken * kernel.lanes,
-                    to: self.across_at(chunk, across).add(row * kernel.packed * steps),
-                });
-            }
-            at += alike * taken;
+        let task = self.task;
+        let term = (chunk * task.chunk() * task.kernel.group) as isize;
+        // SAFETY: as promised by the caller of `make`.
+        unsafe {
+            let from = self.a.offset(across.start as isize * task.a_row + term * task.a_k);
+            task.pack_rows(from, across.len(), self.terms(chunk), self.across_at(chunk, across));
         }
     }
 
     /// What the tiles of the first chunk ask for.
-    fn coming(&self, chunk: usize, across: &Range<usize>, lines: &Range<usize>, turns: usize) -> Coming<'_> {
+    fn requests(&self, chunk: usize, across: &Range<usize>, lines: &Range<usize>, turns: usize) -> Requests<'_> {
         let width = self.task.rows;
-        Coming {
+        Requests {
             arrays: if chunk == 0 && turns > 0 { self.beside } else { &[] },
             first: lines.start * width + across.start,
             across: across.len(),
@@ -288,7 +270,7 @@ impl Maker<'_> {
         let steps = kernel.steps(terms);
         let vectors = across.len().div_ceil(kernel.lanes);
         let vector = kernel.lanes * kernel.packed;
-        let mut coming = self.coming(chunk, across, lines, steps / TURN);
+        let mut requests = self.requests(chunk, across, lines, steps / TURN);
         let lines = lines.len();
         let (beside, along) = if kernel.pack_apart.is_some() { (steps, 1) } else { (1, kernel.columns()) };
         // SAFETY: as promised by the caller of `make`.
@@ -310,7 +292,7 @@ impl Maker<'_> {
                     c_columns: c_step as isize,
                     last,
                     add: chunk > 0,
-                    ahead: coming.next(a),
+                    ahead: requests.next(a),
                 });
             };
             let mut panels = |line: Range<usize>| {
@@ -333,7 +315,7 @@ impl Maker<'_> {
 }
 
 /// What tiles ask for, two neighbouring cache lines in each of their turns: one run of an array after the other.
-struct Coming<'t> {
+struct Requests<'t> {
     arrays: &'t [Option<Beside>],
     /// First element of a line, elements of the part of it, elements from line to line.
     first: usize,
@@ -345,15 +327,15 @@ struct Coming<'t> {
     at: (usize, usize, usize),
 }
 
-impl Coming<'_> {
+impl Requests<'_> {
     fn next(&mut self, none: *const u8) -> Ahead {
         let (array, line, byte) = self.at;
         let Some(Beside { at, bytes }) = self.arrays.get(array).copied().flatten() else { return Ahead::none(none) };
         let far = at.wrapping_add((self.first + line * self.width) * bytes + byte);
-        self.at.2 += self.turns * 128;
+        self.at.2 += self.turns * PAIR;
         if self.at.2 >= self.across * bytes {
             self.at = if line + 1 < self.lines { (array, line + 1, 0) } else { (array + 1, 0, 0) };
         }
-        Ahead { far, far_step: 128, ..Ahead::none(none) }
+        Ahead { far, far_step: PAIR as isize, ..Ahead::none(none) }
     }
 }
