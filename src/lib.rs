@@ -10,6 +10,7 @@ pub mod interp;
 pub mod ir;
 pub mod kernel;
 pub mod memory;
+pub mod mesh;
 pub mod program;
 pub mod resolve;
 pub mod runtime;

@@ -179,7 +179,7 @@ impl MapOp {
 }
 
 /// How elements are combined along reduced dims. Sums and products of 16-bit floats accumulate in f32.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, serde::Serialize, serde::Deserialize)]
 pub enum ReduceKind {
     Sum,
     Prod,
