@@ -39,6 +39,8 @@ pub(super) fn differentiable(op: &Op, i: usize) -> bool {
         | Op::PackPlace { .. }
         | Op::Draw { .. }
         | Op::AttentionGrad(_)
+        | Op::Coordinate(_)
+        | Op::Collective(_)
         | Op::StopGradient => false,
     }
 }
@@ -135,6 +137,8 @@ impl Reverse<'_> {
             | Op::PackPlace { .. }
             | Op::Draw { .. }
             | Op::AttentionGrad(_)
+            | Op::Coordinate(_)
+            | Op::Collective(_)
             | Op::StopGradient => {}
         }
     }

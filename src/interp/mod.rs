@@ -15,6 +15,7 @@
 
 mod along;
 mod attention;
+mod collective;
 mod map;
 mod movement;
 mod reduce;
@@ -67,6 +68,8 @@ pub struct Env {
     pub step: u64,
     pub seed: u64,
     pub position: i32,
+    /// Which rank of the graph's mesh runs it.
+    pub rank: usize,
     /// No rounding of floats: f32 and 16-bit values are held as f64.
     pub exact: bool,
 }
@@ -119,23 +122,31 @@ pub fn run_observed(
     env: &Env,
     observe: &mut dyn FnMut(ValueId, &Tensor),
 ) -> Result<Vec<Tensor>, InterpError> {
-    check_env(graph, env)?;
-    let mut machine = Machine { graph, env, values: vec![None; graph.values.len()], observe };
-    machine.block(ENTRY)?;
-    graph
-        .outputs
-        .iter()
-        .map(|output| {
-            let value = machine.get(output.value);
-            let own = &graph.value(output.value).dims;
-            let declared = match output.kind {
-                OutputKind::Param(p) | OutputKind::InitParam(p) => &graph.params[p.index()].dims,
-                OutputKind::State(s) | OutputKind::InitState(s) => &graph.states[s.index()].dims,
-                OutputKind::Loss | OutputKind::Metric | OutputKind::Value => own,
-            };
-            Ok(permute(graph, &value, own, declared))
-        })
-        .collect()
+    let all = run_all(graph, std::slice::from_ref(env), &mut |_, v, t| observe(v, t))?;
+    Ok(all.into_iter().next().expect("one environment, one result"))
+}
+
+/// The outputs of the graph on each rank of its mesh, given the environments of all of them in order.
+pub fn run_ranks(graph: &Graph, envs: &[Env]) -> Result<Vec<Vec<Tensor>>, InterpError> {
+    if envs.len() != graph.mesh.ranks() || envs.iter().enumerate().any(|(i, e)| e.rank != i) {
+        return Err(InterpError::Env(format!("environments of {} ranks are needed, in order", graph.mesh.ranks())));
+    }
+    run_all(graph, envs, &mut |_, _, _| {})
+}
+
+/// As [`run_ranks`]; `observe` sees the rank, too.
+pub fn run_all(
+    graph: &Graph,
+    envs: &[Env],
+    observe: &mut dyn FnMut(usize, ValueId, &Tensor),
+) -> Result<Vec<Vec<Tensor>>, InterpError> {
+    for env in envs {
+        check_env(graph, env)?;
+    }
+    let machines = envs.iter().map(|env| Machine { graph, env, values: vec![None; graph.values.len()] }).collect();
+    let mut fleet = Fleet { graph, machines, observe };
+    fleet.block(ENTRY)?;
+    Ok(fleet.machines.iter().map(Machine::outputs).collect())
 }
 
 fn check_env(graph: &Graph, env: &Env) -> Result<(), InterpError> {
@@ -165,11 +176,70 @@ fn none<'a>() -> impl Iterator<Item = Option<&'a Tensor>> {
 
 type Shared = Rc<Tensor>;
 
+/// All ranks, operation by operation: they run one program.
+struct Fleet<'a> {
+    graph: &'a Graph,
+    machines: Vec<Machine<'a>>,
+    observe: &'a mut dyn FnMut(usize, ValueId, &Tensor),
+}
+
+impl Fleet<'_> {
+    fn block(&mut self, block: BlockId) -> Result<(), InterpError> {
+        let graph = self.graph;
+        for id in &graph.block(block).ops {
+            let op = graph.op(*id);
+            let results: Vec<Vec<Shared>> = match &op.op {
+                Op::Loop { body, dim, reverse, carries } => {
+                    self.run_loop(op, *body, *dim, *reverse, *carries as usize)?
+                }
+                Op::Collective(c) => {
+                    let parts: Vec<Shared> = self.machines.iter().map(|m| m.get(op.args[0])).collect();
+                    let moved = collective::run(graph, c, op, &parts);
+                    let stored = self.machines.iter().zip(moved).map(|(m, data)| vec![m.tensor(op.results[0], data)]);
+                    stored.collect()
+                }
+                _ => self.machines.iter().map(|m| m.operation(*id)).collect::<Result<_, _>>()?,
+            };
+            for (rank, (machine, results)) in self.machines.iter_mut().zip(results).enumerate() {
+                for (v, tensor) in op.results.iter().zip(results) {
+                    (self.observe)(rank, *v, &tensor);
+                    machine.values[v.index()] = Some(tensor);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn run_loop(
+        &mut self,
+        op: &Operation,
+        body: BlockId,
+        dim: DimId,
+        reverse: bool,
+        carries: usize,
+    ) -> Result<Vec<Vec<Shared>>, InterpError> {
+        let trip = self.graph.size(dim);
+        let mut turns: Vec<Turns> = self.machines.iter_mut().map(|m| m.enter(op, body, carries)).collect();
+        for i in 0..trip {
+            let turn = if reverse { trip - 1 - i } else { i };
+            self.machines.iter_mut().zip(&turns).for_each(|(m, t)| m.begin_turn(body, turn, t));
+            self.block(body)?;
+            self.machines.iter().zip(&mut turns).for_each(|(m, t)| m.end_turn(op, body, dim, turn, t));
+        }
+        Ok(self.machines.iter().zip(turns).map(|(m, t)| m.leave(op, body, t)).collect())
+    }
+}
+
+/// Where the turns of a loop stand on a rank.
+struct Turns {
+    carried: Vec<Shared>,
+    collected: Vec<Tensor>,
+}
+
 struct Machine<'a> {
     graph: &'a Graph,
     env: &'a Env,
     values: Vec<Option<Shared>>,
-    observe: &'a mut dyn FnMut(ValueId, &Tensor),
 }
 
 impl Machine<'_> {
@@ -197,23 +267,28 @@ impl Machine<'_> {
         data
     }
 
-    fn block(&mut self, block: BlockId) -> Result<(), InterpError> {
+    fn outputs(&self) -> Vec<Tensor> {
         let graph = self.graph;
-        for id in &graph.block(block).ops {
-            let results = self.operation(*id)?;
-            for (v, tensor) in graph.op(*id).results.iter().zip(results) {
-                (self.observe)(*v, &tensor);
-                self.values[v.index()] = Some(tensor);
-            }
-        }
-        Ok(())
+        let read = |output: &Output| {
+            let value = self.get(output.value);
+            let own = &graph.value(output.value).dims;
+            let declared = match output.kind {
+                OutputKind::Param(p) | OutputKind::InitParam(p) => &graph.params[p.index()].dims,
+                OutputKind::State(s) | OutputKind::InitState(s) => &graph.states[s.index()].dims,
+                OutputKind::Loss | OutputKind::Metric | OutputKind::Value => own,
+            };
+            permute(graph, &value, own, declared)
+        };
+        graph.outputs.iter().map(read).collect()
     }
 
-    fn operation(&mut self, id: OpId) -> Result<Vec<Shared>, InterpError> {
+    fn tensor(&self, v: ValueId, data: Vec<f64>) -> Shared {
+        let Value { dtype, dims, .. } = self.graph.value(v);
+        Rc::new(Tensor { dtype: *dtype, shape: sizes(self.graph, dims), data: self.store(*dtype, data) })
+    }
+
+    fn operation(&self, id: OpId) -> Result<Vec<Shared>, InterpError> {
         let op = self.graph.op(id);
-        if let Op::Loop { body, dim, reverse, carries } = op.op {
-            return self.run_loop(op, body, dim, reverse, carries as usize);
-        }
         let args: Vec<Shared> = op.args.iter().map(|a| self.get(*a)).collect();
         let out = self.graph.value(op.results[0]);
         let all = match &op.op {
@@ -221,11 +296,7 @@ impl Machine<'_> {
             Op::AttentionGrad(a) => attention::gradient(self.graph, a, op, &args).into(),
             _ => vec![self.evaluate(op, &args, out).map_err(|e| InterpError::Range(id, e))?],
         };
-        let finish = |(v, data): (&ValueId, Vec<f64>)| {
-            let Value { dtype, dims, .. } = self.graph.value(*v);
-            Rc::new(Tensor { dtype: *dtype, shape: sizes(self.graph, dims), data: self.store(*dtype, data) })
-        };
-        Ok(op.results.iter().zip(all).map(finish).collect())
+        Ok(op.results.iter().zip(all).map(|(v, data)| self.tensor(*v, data)).collect())
     }
 
     /// The elements of an operation's only result, not yet rounded.
@@ -244,9 +315,10 @@ impl Machine<'_> {
             Op::Iota(_) => (0..count).map(|i| i as f64).collect(),
             Op::Step => vec![self.env.step as f64],
             Op::Position => vec![f64::from(self.env.position)],
+            Op::Coordinate(atom) => vec![g.mesh.coordinate(self.env.rank, *atom) as f64],
             Op::Random { dist, stream, dims } => {
                 let key = self.draw_key(*stream, args);
-                let logical = walk::logical_index(g, dims, &out.dims);
+                let logical = collective::logical_index(g, self.env.rank, dims, &out.dims);
                 logical
                     .into_iter()
                     .map(|i| match *dist {
@@ -285,7 +357,9 @@ impl Machine<'_> {
                 along::draw(g, *dim, *top_k as usize, *top_p, key, dims, operand(0), out)
             }
             Op::WriteAt { dim, part } => movement::write_at(g, *dim, *part, &all(), out)?,
-            Op::Loop { .. } | Op::Attention(_) | Op::AttentionGrad(_) => unreachable!("these have their own paths"),
+            Op::Loop { .. } | Op::Collective(_) | Op::Attention(_) | Op::AttentionGrad(_) => {
+                unreachable!("these have their own paths")
+            }
         })
     }
 
@@ -294,49 +368,49 @@ impl Machine<'_> {
         rng::key(self.env.seed, self.env.step, stream, rng::turns(&turns))
     }
 
-    fn run_loop(
-        &mut self,
-        op: &Operation,
-        body: BlockId,
-        dim: DimId,
-        reverse: bool,
-        carries: usize,
-    ) -> Result<Vec<Shared>, InterpError> {
+    fn enter(&mut self, op: &Operation, body: BlockId, carries: usize) -> Turns {
         let graph = self.graph;
         let block = graph.block(body);
-        let trip = graph.size(dim);
         let entering = op.args[..carries].iter().zip(&block.params[1..]);
-        let mut state: Vec<Shared> = entering.map(|(a, p)| self.reorder(*a, *p)).collect();
+        let carried = entering.map(|(a, p)| self.reorder(*a, *p)).collect();
         for (param, capture) in block.params[1 + carries..].iter().zip(&op.args[carries..]) {
             self.values[param.index()] = Some(self.reorder(*capture, *param));
         }
-        let mut collected: Vec<Tensor> = op.results[carries..]
-            .iter()
-            .map(|v| {
-                let Value { dtype, dims, .. } = graph.value(*v);
-                Tensor { dtype: *dtype, shape: sizes(graph, dims), data: vec![0.0; graph.elements(dims)] }
-            })
-            .collect();
-        for i in 0..trip {
-            let turn = if reverse { trip - 1 - i } else { i };
-            self.values[block.params[0].index()] = Some(Rc::new(Tensor::scalar(DType::I32, turn as f64)));
-            for (param, value) in block.params[1..].iter().zip(&state) {
-                self.values[param.index()] = Some(value.clone());
-            }
-            self.block(body)?;
-            state = (0..carries).map(|c| self.reorder(block.results[c], block.params[1 + c])).collect();
-            for (k, out) in collected.iter_mut().enumerate() {
-                let inner = block.results[carries + k];
-                let value = self.get(inner);
-                let result = &graph.value(op.results[carries + k]).dims;
-                movement::place_turn(graph, dim, turn, &graph.value(inner).dims, &value.data, result, &mut out.data);
-            }
+        let empty = |v: &ValueId| {
+            let Value { dtype, dims, .. } = graph.value(*v);
+            Tensor { dtype: *dtype, shape: sizes(graph, dims), data: vec![0.0; graph.elements(dims)] }
+        };
+        Turns { carried, collected: op.results[carries..].iter().map(empty).collect() }
+    }
+
+    fn begin_turn(&mut self, body: BlockId, turn: usize, turns: &Turns) {
+        let params = &self.graph.block(body).params;
+        self.values[params[0].index()] = Some(Rc::new(Tensor::scalar(DType::I32, turn as f64)));
+        for (param, value) in params[1..].iter().zip(&turns.carried) {
+            self.values[param.index()] = Some(value.clone());
         }
-        let finals = state.iter().enumerate().map(|(c, value)| {
-            let (from, to) = (block.params[1 + c], op.results[c]);
+    }
+
+    fn end_turn(&self, op: &Operation, body: BlockId, dim: DimId, turn: usize, turns: &mut Turns) {
+        let graph = self.graph;
+        let block = graph.block(body);
+        let carries = turns.carried.len();
+        turns.carried = (0..carries).map(|c| self.reorder(block.results[c], block.params[1 + c])).collect();
+        for (k, out) in turns.collected.iter_mut().enumerate() {
+            let inner = block.results[carries + k];
+            let value = self.get(inner);
+            let result = &graph.value(op.results[carries + k]).dims;
+            movement::place_turn(graph, dim, turn, &graph.value(inner).dims, &value.data, result, &mut out.data);
+        }
+    }
+
+    fn leave(&self, op: &Operation, body: BlockId, turns: Turns) -> Vec<Shared> {
+        let graph = self.graph;
+        let finals = turns.carried.iter().enumerate().map(|(c, value)| {
+            let (from, to) = (graph.block(body).params[1 + c], op.results[c]);
             Rc::new(permute(graph, value, &graph.value(from).dims, &graph.value(to).dims))
         });
-        Ok(finals.chain(collected.into_iter().map(Rc::new)).collect())
+        finals.chain(turns.collected.into_iter().map(Rc::new)).collect()
     }
 }
 

@@ -110,11 +110,6 @@ pub fn offsets(graph: &Graph, dims: &[DimId], loops: &[DimId]) -> Vec<usize> {
     out
 }
 
-/// For each element of an array stored over `stored`: its row-major index over `logical` (the same dims).
-pub fn logical_index(graph: &Graph, logical: &[DimId], stored: &[DimId]) -> Vec<usize> {
-    offsets(graph, logical, stored)
-}
-
 pub fn elementwise(
     graph: &Graph,
     out: &[DimId],

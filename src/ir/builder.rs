@@ -73,7 +73,7 @@ impl Builder {
             n += 1;
             unique = format!("{name}#{n}");
         }
-        self.graph.dims.push(Dim { name: unique, size, ragged });
+        self.graph.dims.push(Dim { name: unique, size, ragged, cut: None });
         DimId(self.graph.dims.len() as u32 - 1)
     }
 

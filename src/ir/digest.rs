@@ -6,6 +6,7 @@ use super::*;
 pub fn digest(g: &Graph) -> Vec<u8> {
     let mut out = Bytes(Vec::with_capacity(48 * g.ops.len()));
     out.add(&g.dims);
+    out.add(&g.mesh);
     for s in &g.scopes {
         out.add(&(&s.path, &s.definition, s.parent));
     }

@@ -27,7 +27,12 @@ impl Op {
             | Op::Step
             | Op::Position
             | Op::Map(_)
+            | Op::Coordinate(_)
             | Op::StopGradient => {}
+            Op::Collective(c) => c.dims.iter_mut().for_each(|(from, to)| {
+                f(from);
+                f(to);
+            }),
             Op::Iota(d)
             | Op::Stack { dim: d }
             | Op::Scan { dim: d, .. }

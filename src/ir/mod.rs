@@ -23,6 +23,7 @@ pub mod prune;
 mod rules;
 pub mod verify;
 
+use crate::mesh::{Atom, Entry, Mesh};
 use crate::source::{SourceMap, Span};
 use crate::types::rng::Dist;
 use crate::types::{DType, MapOp, ReduceKind, ScanKind};
@@ -71,6 +72,18 @@ pub struct Dim {
     pub size: usize,
     /// The slot dim of `pack`: rows beyond an expert's count do not exist (they are zero).
     pub ragged: bool,
+    /// Only in the program of a rank: the part of a dim that each rank holds. `size` is the nominal extent of the part.
+    #[serde(default)]
+    pub cut: Option<CutDim>,
+}
+
+/// The whole that a dim is a part of.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct CutDim {
+    /// Its extent.
+    pub extent: usize,
+    /// How the mesh cuts it, major first; never empty.
+    pub entries: Vec<Entry>,
 }
 
 /// An array.
@@ -134,6 +147,9 @@ pub struct Graph {
     pub inputs: Vec<Input>,
     pub outputs: Vec<Output>,
     pub scopes: Vec<Scope>,
+    /// Of the ranks that run it; without axes where there is one.
+    #[serde(default)]
+    pub mesh: Mesh,
 }
 
 /// Where an operation came from: the instance path (`block.3.attention`) and the definition's name (`Attention`).
@@ -377,6 +393,61 @@ pub enum Op {
         dim: DimId,
         part: DimId,
     },
+    // ---- many ranks
+    /// I32 scalar: where this rank is along the atom.
+    Coordinate(Atom),
+    /// x: what the ranks of a group hold becomes what the result's layout says.
+    Collective(Collective),
+}
+
+/// One move from layout to layout. All ranks run it at the same place of their program; those that differ only along `atoms`
+/// exchange what they hold.
+///
+/// The dims of a value say how it is cut ([`Dim::cut`]). With `reduce`, the elements of x are parts along the atoms that
+/// are named there: the result holds what the operator makes of them. Elements of the result's buffer that are not real are 0.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Collective {
+    pub kind: CollectiveKind,
+    /// The group, major first; empty for a slice.
+    pub atoms: Vec<Atom>,
+    /// The atoms over which x is partial and the result is not; a subset of the group. Parts are added in F32 (F64 for F64),
+    /// in the order of ranks.
+    pub reduce: Option<(ReduceKind, Vec<Atom>)>,
+    /// Dims of x in exchange for dims of the result: parts of one whole, or the whole itself, in the same order of storage.
+    pub dims: Vec<(DimId, DimId)>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub enum CollectiveKind {
+    AllReduce,
+    AllGather,
+    ReduceScatter,
+    AllToAll,
+    Permute,
+    /// No communication: a part of what the rank holds.
+    Slice,
+}
+
+impl CollectiveKind {
+    pub const ALL: [CollectiveKind; 6] = [
+        CollectiveKind::AllReduce,
+        CollectiveKind::AllGather,
+        CollectiveKind::ReduceScatter,
+        CollectiveKind::AllToAll,
+        CollectiveKind::Permute,
+        CollectiveKind::Slice,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            CollectiveKind::AllReduce => "all_reduce",
+            CollectiveKind::AllGather => "all_gather",
+            CollectiveKind::ReduceScatter => "reduce_scatter",
+            CollectiveKind::AllToAll => "all_to_all",
+            CollectiveKind::Permute => "permute",
+            CollectiveKind::Slice => "slice",
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -462,6 +533,12 @@ impl Graph {
 
     pub fn size(&self, id: DimId) -> usize {
         self.dims[id.index()].size
+    }
+
+    /// The extent of the whole that a dim is (a part of).
+    pub fn extent(&self, id: DimId) -> usize {
+        let d = self.dim(id);
+        d.cut.as_ref().map_or(d.size, |c| c.extent)
     }
 
     pub fn value(&self, id: ValueId) -> &Value {

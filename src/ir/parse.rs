@@ -5,6 +5,7 @@
 
 use super::lex::{Lexer, Token};
 use super::*;
+use crate::mesh::{Axis, Order};
 use indexmap::IndexMap;
 
 /// Deepest nesting of loops.
@@ -77,11 +78,22 @@ impl Parser<'_> {
                 self.lex.expect("=")?;
                 let size = self.lex.whole()?;
                 let ragged = self.lex.accept_word("ragged")?;
+                let cut = if self.lex.accept_word("of")? { Some(self.cut()?) } else { None };
                 let id = DimId(self.graph.dims.len() as u32);
                 if self.dims.insert(name.clone(), id).is_some() {
                     return Err(format!("two dims are named `{name}`"));
                 }
-                self.graph.dims.push(Dim { name, size, ragged });
+                self.graph.dims.push(Dim { name, size, ragged, cut });
+            }
+            "axis" => {
+                let name = self.lex.word()?;
+                self.lex.expect("=")?;
+                let mut atoms: Vec<usize> = vec![self.lex.whole()?];
+                while self.lex.accept("*")? {
+                    atoms.push(self.lex.whole()?);
+                }
+                let weight = if self.lex.accept_word("weight")? { self.lex.whole()? } else { 1 };
+                self.graph.mesh.axes.push(Axis { name, atoms, weight });
             }
             "scope" => {
                 let i: usize = self.lex.whole()?;
@@ -158,6 +170,66 @@ impl Parser<'_> {
             other => return Err(format!("`{other}` begins no line")),
         }
         Ok(())
+    }
+
+    /// `10 by dp, tp.0 * 2 zigzag`
+    fn cut(&mut self) -> Parsed<CutDim> {
+        let extent = self.lex.whole()?;
+        if !self.lex.accept_word("by")? {
+            return Err("`by` and atoms are expected".into());
+        }
+        let mut entries = Vec::new();
+        loop {
+            let atom = self.atom()?;
+            let unit = if self.lex.accept("*")? { self.lex.whole()? } else { 1 };
+            let order = if self.lex.accept_word("zigzag")? { Order::Zigzag } else { Order::Block };
+            entries.push(Entry { atom, unit, order });
+            if !self.lex.accept(",")? {
+                return Ok(CutDim { extent, entries });
+            }
+        }
+    }
+
+    fn atom(&mut self) -> Parsed<Atom> {
+        let word = self.lex.word()?;
+        let mesh = &self.graph.mesh;
+        mesh.atoms().find(|a| print::atom_word(mesh, *a) == word).ok_or_else(|| format!("the mesh has no `{word}`"))
+    }
+
+    fn atoms(&mut self) -> Parsed<Vec<Atom>> {
+        let mut atoms = Vec::new();
+        while matches!(self.lex.peek()?, Token::Word(_) | Token::Text(_)) {
+            atoms.push(self.atom()?);
+            if !self.lex.accept(",")? {
+                break;
+            }
+        }
+        Ok(atoms)
+    }
+
+    fn collective(&mut self) -> Parsed<Collective> {
+        let name = self.lex.word()?;
+        let kind = CollectiveKind::ALL.into_iter().find(|k| k.name() == name);
+        let kind = kind.ok_or_else(|| format!("`{name}` is no collective"))?;
+        let atoms = self.atoms()?;
+        let mut c = Collective { kind, atoms, reduce: None, dims: Vec::new() };
+        self.lex.expect(";")?;
+        let Token::Word(first) = self.lex.peek()? else { return Ok(c) };
+        let reduced = ReduceKind::ALL.into_iter().find(|k| k.name() == first);
+        if let Some(op) = reduced.filter(|_| !self.dims.contains_key(&first)) {
+            self.lex.next()?;
+            c.reduce = Some((op, self.atoms()?));
+            self.lex.expect(";")?;
+        }
+        while matches!(self.lex.peek()?, Token::Word(_) | Token::Text(_)) {
+            let from = self.dim()?;
+            self.lex.expect("->")?;
+            c.dims.push((from, self.dim()?));
+            if !self.lex.accept(",")? {
+                break;
+            }
+        }
+        Ok(c)
     }
 
     /// The running number of a table's line.
@@ -437,6 +509,8 @@ impl Parser<'_> {
                 self.lex.expect(";")?;
                 Op::Draw { dim, top_k, top_p, stream, dims: self.dim_list()? }
             }
+            "coordinate" => Op::Coordinate(self.atom()?),
+            "collective" => Op::Collective(self.collective()?),
             "attention" => Op::Attention(self.attention()?),
             "attention_grad" => Op::AttentionGrad(self.attention()?),
             "write_at" => {

@@ -16,6 +16,7 @@
 //! for people: the scope's path, and the place in the source where [`print_with_places`] is told it.
 
 use super::*;
+use crate::mesh::Order;
 use std::fmt::Write;
 
 pub fn print(graph: &Graph) -> String {
@@ -65,6 +66,14 @@ fn word(name: &str) -> String {
     if plain { name.to_string() } else { format!("\"{}\"", name.escape_default()) }
 }
 
+/// The word for an atom.
+pub(super) fn atom_word(mesh: &Mesh, atom: Atom) -> String {
+    match mesh.atoms().any(|a| a == atom) {
+        true => mesh.name(atom).replace(':', "."),
+        false => format!("atom.{}", atom.0),
+    }
+}
+
 struct Printer<'a> {
     g: &'a Graph,
     place: &'a dyn Fn(Span) -> Option<String>,
@@ -80,15 +89,38 @@ impl Printer<'_> {
         dims.iter().map(|d| self.dim(*d)).collect::<Vec<_>>().join(", ")
     }
 
+    /// `dp, tp.1`: an atom of an axis in one piece is named like it.
+    fn atoms(&self, atoms: &[Atom]) -> String {
+        let names = atoms.iter().map(|a| atom_word(&self.g.mesh, *a));
+        names.collect::<Vec<_>>().join(", ")
+    }
+
     fn ty(&self, dtype: DType, dims: &[DimId]) -> String {
         if dims.is_empty() { dtype.to_string() } else { format!("{dtype}[{}]", self.dims(dims)) }
+    }
+
+    /// ` of 10 by dp, tp.0 * 2 zigzag`
+    fn cut(&self, d: &Dim) -> String {
+        let Some(cut) = &d.cut else { return String::new() };
+        let entries = cut.entries.iter().map(|e| {
+            let unit = if e.unit == 1 { String::new() } else { format!(" * {}", e.unit) };
+            let order = if e.order == Order::Zigzag { " zigzag" } else { "" };
+            format!("{}{unit}{order}", atom_word(&self.g.mesh, e.atom))
+        });
+        format!(" of {} by {}", cut.extent, entries.collect::<Vec<_>>().join(", "))
     }
 
     fn tables(&mut self) {
         let g = self.g;
         let mut out = String::new();
+        for a in &g.mesh.axes {
+            let sizes: Vec<String> = a.atoms.iter().map(usize::to_string).collect();
+            let weight = if a.weight == 1 { String::new() } else { format!(" weight {}", a.weight) };
+            let _ = writeln!(out, "axis {} = {}{weight}", word(&a.name), sizes.join(" * "));
+        }
         for d in &g.dims {
-            let _ = writeln!(out, "dim {} = {}{}", word(&d.name), d.size, if d.ragged { " ragged" } else { "" });
+            let ragged = if d.ragged { " ragged" } else { "" };
+            let _ = writeln!(out, "dim {} = {}{ragged}{}", word(&d.name), d.size, self.cut(d));
         }
         for (i, s) in g.scopes.iter().enumerate() {
             // The root alone is what every graph has.
@@ -269,6 +301,18 @@ impl Printer<'_> {
             Op::StopGradient => "stop_gradient".into(),
             Op::Loop { dim, reverse, .. } => format!("loop[{}{}]", self.dim(*dim), flags(&[("reverse", *reverse)])),
             Op::WriteAt { dim, part } => format!("write_at[{} -> {}]", self.dim(*part), self.dim(*dim)),
+            Op::Coordinate(atom) => format!("coordinate[{}]", self.atoms(&[*atom])),
+            Op::Collective(c) => {
+                let over =
+                    |atoms: &[Atom]| if atoms.is_empty() { String::new() } else { format!(" {}", self.atoms(atoms)) };
+                let reduce = c
+                    .reduce
+                    .as_ref()
+                    .map_or_else(String::new, |(op, atoms)| format!("; {} {}", op.name(), self.atoms(atoms)));
+                let moves: Vec<String> =
+                    c.dims.iter().map(|(from, to)| format!("{} -> {}", self.dim(*from), self.dim(*to))).collect();
+                format!("collective[{}{}{reduce}; {}]", c.kind.name(), over(&c.atoms), moves.join(", "))
+            }
         }
     }
 }

@@ -32,6 +32,7 @@ pub fn prune_keeping(graph: &Graph, keep: &[ValueId]) -> (Graph, Vec<ValueId>) {
         states: graph.states.clone(),
         inputs: graph.inputs.clone(),
         scopes: graph.scopes.clone(),
+        mesh: graph.mesh.clone(),
         blocks: vec![Block { ops: Vec::with_capacity(graph.block(ENTRY).ops.len()), ..Block::default() }],
         ops: Vec::with_capacity(graph.ops.len()),
         values: Vec::with_capacity(graph.values.len()),

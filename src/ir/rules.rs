@@ -27,6 +27,10 @@ pub(super) fn check(g: &Graph, op: &Operation) -> Outcome {
     c.rule()
 }
 
+fn g_has(g: &Graph, atom: Atom) -> bool {
+    g.mesh.atoms().any(|a| a == atom)
+}
+
 fn fail<T>(message: impl Into<String>) -> Result<T, String> {
     Err(message.into())
 }
@@ -376,7 +380,70 @@ impl Check<'_> {
                 }
                 self.result(self.arg(0).dtype, &self.arg(0).dims)
             }
+            Op::Coordinate(atom) => {
+                self.atoms(&[*atom])?;
+                self.leaf(DType::I32, &[])
+            }
+            Op::Collective(c) => self.collective(c),
         }
+    }
+
+    fn atoms(&self, atoms: &[Atom]) -> Outcome {
+        for (i, a) in atoms.iter().enumerate() {
+            if !g_has(self.g, *a) {
+                return fail(format!("the mesh has no atom {}", a.0));
+            }
+            if atoms[..i].contains(a) {
+                return fail(format!("atom {} occurs twice", a.0));
+            }
+        }
+        Ok(())
+    }
+
+    fn collective(&self, c: &Collective) -> Outcome {
+        self.operands(1)?;
+        self.atoms(&c.atoms)?;
+        let mut cut: Vec<Atom> = Vec::new();
+        let mut dims = self.arg(0).dims.clone();
+        for (from, to) in &c.dims {
+            let Some(at) = dims.iter().position(|d| d == from) else {
+                return fail(format!("its operand lacks `{}`", self.name(*from)));
+            };
+            dims[at] = *to;
+            if self.g.extent(*from) != self.g.extent(*to) {
+                return fail(format!("`{}` and `{}` are parts of different wholes", self.name(*from), self.name(*to)));
+            }
+            let entries = [*from, *to].map(|d| self.g.dim(d).cut.iter().flat_map(|c| &c.entries).collect::<Vec<_>>());
+            let [a, b] = &entries;
+            cut.extend(a.iter().filter(|e| !b.contains(e)).map(|e| e.atom));
+            cut.extend(b.iter().filter(|e| !a.contains(e)).map(|e| e.atom));
+        }
+        if let Some((op, parts)) = &c.reduce {
+            self.atoms(parts)?;
+            if parts.iter().any(|a| !c.atoms.contains(a)) {
+                return fail("its group lacks an atom that it reduces over");
+            }
+            if matches!(op, ReduceKind::ArgMax | ReduceKind::ArgMin) {
+                return fail(format!("{} is no operator of parts", op.name()));
+            }
+            if let Some(d) = self.arg(0).dims.iter().find(|d| {
+                self.g.dim(**d).cut.as_ref().is_some_and(|c| c.entries.iter().any(|e| parts.contains(&e.atom)))
+            }) {
+                return fail(format!("it reduces over what cuts `{}`", self.name(*d)));
+            }
+        }
+        if c.kind != CollectiveKind::Slice
+            && let Some(a) = cut.iter().find(|a| !c.atoms.contains(a))
+        {
+            return fail(format!("its group lacks atom {}, which cuts a dim anew", a.0));
+        }
+        if c.kind == CollectiveKind::Slice && (c.reduce.is_some() || !c.atoms.is_empty()) {
+            return fail("a slice has no group");
+        }
+        if self.out().dims != dims {
+            return fail("its result has other dims");
+        }
+        self.result_type(self.arg(0).dtype)
     }
 
     fn leaf(&self, dtype: DType, dims: &[DimId]) -> Outcome {

@@ -4,6 +4,7 @@
 
 use super::rules;
 use super::*;
+use crate::mesh;
 
 /// Ok if the graph is well formed; otherwise the first fault found, in words.
 pub fn verify(graph: &Graph) -> Result<(), String> {
@@ -31,6 +32,18 @@ fn tables(g: &Graph) -> Result<(), String> {
     for d in &g.dims {
         if d.size == 0 {
             return Err(format!("dim `{}` has size 0", d.name));
+        }
+        if let Some(c) = &d.cut {
+            let atoms: Vec<Atom> = c.entries.iter().map(|e| e.atom).collect();
+            let known = |a: &Atom| g.mesh.atoms().any(|b| b == *a);
+            let twice = atoms.iter().enumerate().any(|(i, a)| atoms[..i].contains(a));
+            if atoms.is_empty() || twice || !atoms.iter().all(known) || c.entries.iter().any(|e| e.unit == 0) {
+                return Err(format!("dim `{}` is cut by what the mesh does not have, or twice by the same", d.name));
+            }
+            let nominal = mesh::cut::nominal(&g.mesh, &c.entries, c.extent);
+            if nominal.max(1) != d.size {
+                return Err(format!("dim `{}` has size {}, its cut gives {nominal}", d.name, d.size));
+            }
         }
         if !names.insert(&d.name) {
             return Err(format!("two dims are named `{}`", d.name));

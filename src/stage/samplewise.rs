@@ -313,7 +313,8 @@ pub fn samplewise(g: &Graph, samples: &Samples, op: &Operation, y: ValueId) -> R
             Ok(if summed { SUM } else { kept })
         }
         Op::WriteAt { dim, part } => whole(&[*dim, *part], "a write"),
-        Op::Step | Op::Position => Ok(kept),
+        Op::Step | Op::Position | Op::Coordinate(_) => Ok(kept),
+        Op::Collective(_) => Err("collectives come later".into()),
         Op::Reshape { .. } | Op::Loop { .. } => Err("a reshape or loop is no plain operation".into()),
     }
 }

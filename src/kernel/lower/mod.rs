@@ -419,5 +419,7 @@ fn op_word(op: &Op) -> &'static str {
         Op::StopGradient => "stop_gradient",
         Op::Loop { .. } => "loop",
         Op::WriteAt { .. } => "write_at",
+        Op::Coordinate(_) => "coordinate",
+        Op::Collective(c) => c.kind.name(),
     }
 }

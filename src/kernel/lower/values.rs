@@ -114,6 +114,7 @@ impl Lowerer<'_, '_> {
                 self.place_fixed(v, Place::Input(slot), &dims, Category::Data);
             }
             Op::Step => self.place_fixed(v, Place::Step, &[], Category::Data),
+            Op::Coordinate(_) | Op::Collective(_) => unreachable!("a program of many ranks"),
             Op::Position => self.place_fixed(v, Place::Position, &[], Category::Data),
             Op::Constant(Constant::Elements(data)) => {
                 let bytes = constant_bytes(data, self.graph.value(v).dtype);

@@ -363,10 +363,16 @@ impl<'g> Search<'g> {
             | Op::Attention(_)
             | Op::AttentionGrad(_)
             | Op::Loop { .. }
-            | Op::WriteAt { .. } => false,
-            Op::Param(_) | Op::State(_) | Op::Input(_) | Op::Constant(_) | Op::Iota(_) | Op::Step | Op::Position => {
-                false
-            }
+            | Op::WriteAt { .. }
+            | Op::Collective(_) => false,
+            Op::Coordinate(_)
+            | Op::Param(_)
+            | Op::State(_)
+            | Op::Input(_)
+            | Op::Constant(_)
+            | Op::Iota(_)
+            | Op::Step
+            | Op::Position => false,
         };
         (alone && self.has_rows(result)).then_some(Kind::ByRow)
     }

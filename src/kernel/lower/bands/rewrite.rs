@@ -303,7 +303,7 @@ impl Emission<'_> {
         let taken = |name: &str| self.graph.dims.iter().any(|d| d.name == name);
         let names = std::iter::once(name.to_string()).chain((2..).map(|n| format!("{name}#{n}")));
         let name = names.into_iter().find(|n| !taken(n)).expect("a name that is free");
-        self.graph.dims.push(Dim { name, size, ragged: false });
+        self.graph.dims.push(Dim { name, size, ragged: false, cut: None });
         DimId(self.graph.dims.len() as u32 - 1)
     }
 
