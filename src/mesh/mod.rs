@@ -1,8 +1,8 @@
 //! Meshes and layouts as plain values: how ranks are arranged, and what of a tensor each of them holds.
 //!
 //! In: sizes and names. Out: blocks, local shapes, the moves that lead from one layout to another and their bytes. Knows no
-//! graph. Reading order: this file (meshes), `cut.rs` (one dim cut by axes), `layout.rs` (a whole tensor and its notation),
-//! `reshard.rs` (moves between layouts, their cost, the cheapest path).
+//! graph. Reading order: this file (meshes), `cut.rs` (one dim cut by axes), `layout.rs` (a whole tensor),
+//! `algebra.rs` (operators of partial values), `reshard/` (moves between layouts, their cost, the cheapest path).
 //!
 //! - Every axis is a product of **atoms**, major first, which is more than one only where a rule needs a part of an axis.
 //!   Rules work on atoms; text joins them again.
@@ -10,8 +10,12 @@
 //! - An atom has at most one role in a layout: it cuts one dim, or the value is partial over it, or the value is replicated
 //!   along it.
 
+pub mod algebra;
 pub mod cut;
+#[cfg(test)]
+mod emulate;
 mod layout;
+pub mod reshard;
 
 pub use cut::{Cut, Entry, Order, Span};
 pub use layout::{Layout, Partial};

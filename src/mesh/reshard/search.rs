@@ -1,0 +1,233 @@
+//! The cheapest path where the obvious one may not be it: by Dijkstra's algorithm over layouts.
+//!
+//! Every state keeps what both ends have in common. What costs no less than the obvious path is not looked at, and after
+//! so many moves the obvious path is taken: meshes and tensors have few axes and dims, so that this is for safety only.
+
+use super::super::{Atom, Entry, Layout, Mesh, Order, algebra};
+use super::Kind;
+use super::plan::{Key, Walk, scatter};
+use crate::types::ReduceKind;
+use indexmap::IndexMap;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// Moves looked at.
+const LIMIT: usize = 20_000;
+
+/// A layout on the way.
+struct Node<'a> {
+    walk: Walk<'a>,
+    /// Where it was reached from, and how.
+    parent: Option<(usize, Move)>,
+}
+
+enum Move {
+    Step(Kind, Vec<Atom>, Option<ReduceKind>),
+    /// To other cuts at once.
+    Redistribute,
+}
+
+/// A path that is cheaper than the obvious one, or that one.
+pub fn better<'a>(from: &Layout, to: &Layout, direct: Walk<'a>) -> Walk<'a> {
+    let ends = Ends::new(from, to);
+    let start = Walk::new(direct.mesh, direct.shape, from, false);
+    let mut best: IndexMap<Layout, Key> = IndexMap::from([(from.clone(), start.key)]);
+    let mut queue = BinaryHeap::from([Reverse((start.key, 0))]);
+    let mut nodes = vec![Node { walk: start, parent: None }];
+    let mut looked = 0;
+    while looked < LIMIT {
+        let Some(Reverse((key, i))) = queue.pop() else { return direct };
+        let at = nodes[i].walk.at.clone();
+        if at == *to {
+            return if direct.keeps() { retrace(&nodes, i, from) } else { nodes.swap_remove(i).walk };
+        }
+        if key > best[&at] {
+            continue;
+        }
+        ends.moves(direct.mesh, &at, &mut |mv, target| {
+            looked += 1;
+            let mut walk = nodes[i].walk.clone();
+            apply(&mut walk, &mv, &target);
+            if walk.key < direct.key && best.get(&target).is_none_or(|k| walk.key < *k) {
+                best.insert(target, walk.key);
+                queue.push(Reverse((walk.key, nodes.len())));
+                nodes.push(Node { walk, parent: Some((i, mv)) });
+            }
+        });
+    }
+    direct
+}
+
+fn apply(walk: &mut Walk, mv: &Move, target: &Layout) {
+    match mv {
+        Move::Step(kind, atoms, reduce) => walk.step(*kind, atoms, *reduce, |at| at.clone_from(target)),
+        Move::Redistribute => walk.redistribute_to(target.dims.clone()),
+    }
+}
+
+/// The path to a node, with its steps.
+fn retrace<'a>(nodes: &[Node<'a>], last: usize, from: &Layout) -> Walk<'a> {
+    let mut chain = vec![last];
+    while let Some((parent, _)) = nodes[chain[chain.len() - 1]].parent {
+        chain.push(parent);
+    }
+    let mut walk = Walk::new(nodes[last].walk.mesh, nodes[last].walk.shape, from, true);
+    for i in chain.into_iter().rev() {
+        if let Some((_, mv)) = &nodes[i].parent {
+            apply(&mut walk, mv, &nodes[i].walk.at);
+        }
+    }
+    walk
+}
+
+/// What every layout on the way is between.
+struct Ends<'l> {
+    from: &'l Layout,
+    to: &'l Layout,
+    /// So many entries of each dim stay.
+    kept: Vec<usize>,
+}
+
+impl<'l> Ends<'l> {
+    fn new(from: &'l Layout, to: &'l Layout) -> Ends<'l> {
+        let common = |(a, b): (&Vec<Entry>, &Vec<Entry>)| a.iter().zip(b).take_while(|(x, y)| x == y).count();
+        Ends { from, to, kept: from.dims.iter().zip(&to.dims).map(common).collect() }
+    }
+
+    /// Every layout that one move leads to.
+    fn moves(&self, mesh: &Mesh, at: &Layout, visit: &mut impl FnMut(Move, Layout)) {
+        self.slices(at, visit);
+        self.to_partial(at, visit);
+        self.reductions(mesh, at, visit);
+        self.exchanges(at, visit);
+        self.arrivals(at, visit);
+    }
+
+    /// How an atom cuts a dim where it does so at an end; anyhow else.
+    fn entry(&self, dim: usize, atom: Atom) -> Entry {
+        let ends = self.to.dims[dim].iter().chain(&self.from.dims[dim]);
+        ends.copied().find(|e| e.atom == atom).unwrap_or(Entry::new(atom))
+    }
+
+    /// Dims with a place for a minor entry.
+    fn open<'a>(&self, at: &'a Layout) -> impl Iterator<Item = usize> + use<'a> {
+        (0..at.dims.len()).filter(|d| at.dims[*d].last().is_none_or(|e| e.order == Order::Block))
+    }
+
+    /// The layout with a dim cut by more atoms, unless one deals from both ends before the last.
+    fn cut_by(&self, at: &Layout, dim: usize, atoms: &[Atom]) -> Option<Layout> {
+        let entries: Vec<Entry> = atoms.iter().map(|a| self.entry(dim, *a)).collect();
+        let (_, before) = entries.split_last()?;
+        if before.iter().any(|e| e.order == Order::Zigzag) {
+            return None;
+        }
+        let mut next = at.clone();
+        scatter(&mut next, dim, &entries);
+        Some(next)
+    }
+
+    fn slices(&self, at: &Layout, visit: &mut impl FnMut(Move, Layout)) {
+        for e in self.to.dims.iter().flatten().filter(|e| at.free(e.atom)) {
+            for d in self.open(at) {
+                if let Some(next) = self.cut_by(at, d, &[e.atom]) {
+                    visit(Move::Step(Kind::Slice, Vec::new(), None), next);
+                }
+            }
+        }
+    }
+
+    fn to_partial(&self, at: &Layout, visit: &mut impl FnMut(Move, Layout)) {
+        for p in self.to.partial.iter().filter(|p| at.partial_of(p.atom).is_none()) {
+            if at.partial.iter().any(|q| q.op != p.op) {
+                continue;
+            }
+            let mut next = at.clone();
+            let kind = match at.dim_of(p.atom) {
+                None => Kind::MakePartial,
+                Some(d) if next.dims[d].pop().is_some_and(|e| e.atom == p.atom) => Kind::ShardToPartial,
+                Some(_) => continue,
+            };
+            next.partial.push(*p);
+            next.partial.sort();
+            visit(Move::Step(kind, Vec::new(), Some(p.op)), next);
+        }
+    }
+
+    fn reductions(&self, mesh: &Mesh, at: &Layout, visit: &mut impl FnMut(Move, Layout)) {
+        let ended = at.partial.iter().filter(|p| self.to.partial_of(p.atom) != Some(p.op));
+        // What ends replicated over links of one kind stays together.
+        let mut bundles: Vec<Vec<Atom>> = Vec::new();
+        for a in ended.filter(|p| algebra::is_monoid(p.op)).map(|p| p.atom) {
+            let alike = |b: &Atom| self.to.free(a) && self.to.free(*b) && mesh.weight(&[a]) == mesh.weight(&[*b]);
+            match bundles.iter_mut().find(|b| alike(&b[0])) {
+                Some(bundle) => bundle.push(a),
+                None => bundles.push(vec![a]),
+            }
+        }
+        let op = at.partial.first().map(|p| p.op);
+        for chosen in sequences(bundles.len()) {
+            let run: Vec<Atom> = chosen.iter().flat_map(|i| bundles[*i].iter().copied()).collect();
+            for d in self.open(at) {
+                if let Some(next) = self.cut_by(at, d, &run) {
+                    visit(Move::Step(Kind::ReduceScatter, run.clone(), op), next);
+                }
+            }
+            if chosen.is_sorted() {
+                let mut next = at.clone();
+                next.partial.retain(|p| !run.contains(&p.atom));
+                visit(Move::Step(Kind::AllReduce, run, op), next);
+            }
+        }
+    }
+
+    /// Gathers of what cuts a dim last, and sending it to another dim.
+    fn exchanges(&self, at: &Layout, visit: &mut impl FnMut(Move, Layout)) {
+        for (d, kept) in self.kept.iter().enumerate() {
+            for first in *kept..at.dims[d].len() {
+                let mut next = at.clone();
+                let atoms: Vec<Atom> = next.dims[d].drain(first..).map(|e| e.atom).collect();
+                for e in self.open(at).filter(|e| *e != d) {
+                    if let Some(sent) = self.cut_by(&next, e, &atoms) {
+                        visit(Move::Redistribute, sent);
+                    }
+                }
+                visit(Move::Step(Kind::AllGather, atoms, None), next);
+            }
+        }
+    }
+
+    /// The wanted cuts at once, when all that is to be cut was reduced. What will be partial and is cut is gathered, or left
+    /// as the minor part of a dim.
+    fn arrivals(&self, at: &Layout, visit: &mut impl FnMut(Move, Layout)) {
+        if self.to.dims.iter().flatten().any(|e| at.partial_of(e.atom).is_some()) {
+            return;
+        }
+        let there = Layout { dims: self.to.dims.clone(), partial: at.partial.clone() };
+        let cut = self.to.partial.iter().map(|p| p.atom).filter(|a| at.dim_of(*a).is_some());
+        let cut: Vec<Atom> = cut.collect();
+        for d in self.open(&there) {
+            if let Some(next) = self.cut_by(&there, d, &cut).filter(|n| n.dims != at.dims) {
+                visit(Move::Redistribute, next);
+            }
+        }
+        if there.dims != at.dims {
+            visit(Move::Redistribute, there);
+        }
+    }
+}
+
+/// Every choice of some of so many things in every order.
+fn sequences(count: usize) -> Vec<Vec<usize>> {
+    let mut all: Vec<Vec<usize>> = vec![Vec::new()];
+    let mut i = 0;
+    while i < all.len() {
+        for next in 0..count {
+            if !all[i].contains(&next) {
+                let longer = all[i].iter().copied().chain([next]).collect();
+                all.push(longer);
+            }
+        }
+        i += 1;
+    }
+    all.split_off(1)
+}
