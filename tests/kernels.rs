@@ -285,9 +285,14 @@ fn random_draws_are_those_of_the_shared_generator_bit_for_bit() {
             extents: vec![n],
             rows: 1,
             buffers: vec![write(dtype)],
-            keys: 2,
+            scalars: 2,
             exprs: vec![expr(
-                Node::Random { dist, key: 1, counter: Index { base: 7, loops: vec![(LoopId(0), 3)], exprs: vec![] } },
+                Node::Random {
+                    dist,
+                    key: 1,
+                    counter: Index { base: 7, loops: vec![(LoopId(0), 3)], exprs: vec![] },
+                    origin: None,
+                },
                 dtype,
             )],
             body: vec![Statement::Pass(Pass { stores: vec![store(0, along(0), 0)], ..Pass::default() })],

@@ -105,6 +105,8 @@ codes! {
     "E0811" "out of memory"
     "E0812" "program file is not usable here"
     "E0813" "output cannot be written"
+    "E0814" "another rank failed"
+    "E0815" "a rank does not come"
     "E0901" "internal error"
     "E0902" "bad command line value"
     "W0001" "unused name"

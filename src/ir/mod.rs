@@ -23,6 +23,7 @@ pub mod prune;
 mod rules;
 pub mod verify;
 
+pub use crate::mesh::CollectiveKind;
 use crate::mesh::{Atom, Entry, Mesh};
 use crate::source::{SourceMap, Span};
 use crate::types::rng::Dist;
@@ -415,39 +416,6 @@ pub struct Collective {
     pub reduce: Option<(ReduceKind, Vec<Atom>)>,
     /// Dims of x in exchange for dims of the result: parts of one whole, or the whole itself, in the same order of storage.
     pub dims: Vec<(DimId, DimId)>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-pub enum CollectiveKind {
-    AllReduce,
-    AllGather,
-    ReduceScatter,
-    AllToAll,
-    Permute,
-    /// No communication: a part of what the rank holds.
-    Slice,
-}
-
-impl CollectiveKind {
-    pub const ALL: [CollectiveKind; 6] = [
-        CollectiveKind::AllReduce,
-        CollectiveKind::AllGather,
-        CollectiveKind::ReduceScatter,
-        CollectiveKind::AllToAll,
-        CollectiveKind::Permute,
-        CollectiveKind::Slice,
-    ];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            CollectiveKind::AllReduce => "all_reduce",
-            CollectiveKind::AllGather => "all_gather",
-            CollectiveKind::ReduceScatter => "reduce_scatter",
-            CollectiveKind::AllToAll => "all_to_all",
-            CollectiveKind::Permute => "permute",
-            CollectiveKind::Slice => "slice",
-        }
-    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]

@@ -58,6 +58,8 @@ impl Machine<'_> {
             Place::Constant(at) => constant(&self.program.constants[at..], buffer.dtype, i),
             Place::Step => f64::from(self.step),
             Place::Position => f64::from(self.position),
+            // One rank.
+            Place::Coordinate(_) => 0.0,
             Place::Slice { .. } => unreachable!("resolved"),
         }
     }
@@ -97,6 +99,7 @@ impl Machine<'_> {
                 }
                 Action::Copy { from, to } => self.copy(*from, *to),
                 Action::Library(library) => self.library(library),
+                Action::Collective(_) => unimplemented!("exchanges are tested where they run"),
                 Action::Loop(l) => {
                     for i in 0..l.trip {
                         let turn = if l.reverse { l.trip - 1 - i } else { i };
@@ -125,10 +128,18 @@ impl Machine<'_> {
         rng::key(self.seed, self.step as u64, key.stream, rng::turns(&turns))
     }
 
+    fn scalar(&self, scalar: &program::Scalar) -> u64 {
+        match scalar {
+            program::Scalar::Key(key) => self.key(key),
+            // One rank.
+            program::Scalar::Origin(_) => 0,
+        }
+    }
+
     fn launch(&mut self, launch: &Launch) {
         let kernel = &self.kernels[launch.function as usize];
         assert_eq!(kernel.row_count(), launch.rows);
-        let keys: Vec<u64> = launch.keys.iter().map(|k| self.key(k)).collect();
+        let scalars: Vec<u64> = launch.scalars.iter().map(|s| self.scalar(s)).collect();
         let buffers: Vec<BufferId> = launch.args.iter().map(|a| a.buffer).collect();
         // Rows from last to first: none may depend on an earlier one.
         for row in (0..launch.rows).rev() {
@@ -136,7 +147,7 @@ impl Machine<'_> {
                 machine: self,
                 kernel,
                 buffers: &buffers,
-                keys: &keys,
+                scalars: &scalars,
                 at: vec![0; kernel.extents.len()],
                 registers: vec![0.0; kernel.registers.len()],
             };
@@ -319,7 +330,7 @@ struct Run<'r, 'a> {
     machine: &'r mut Machine<'a>,
     kernel: &'r Kernel,
     buffers: &'r [BufferId],
-    keys: &'r [u64],
+    scalars: &'r [u64],
     at: Vec<i64>,
     registers: Vec<f64>,
 }
@@ -411,9 +422,10 @@ impl Run<'_, '_> {
                 crate::interp::eval_map(op, wide(from), &xs)
             }
             Node::Register(r) => self.registers[r.index()],
-            Node::Random { dist, key, counter } => {
-                let at = self.index(&counter) as u64;
-                let key = self.keys[key as usize];
+            Node::Random { dist, key, counter, origin } => {
+                let first = origin.map_or(0, |n| self.scalars[n as usize]);
+                let at = (self.index(&counter) as u64).wrapping_add(first);
+                let key = self.scalars[key as usize];
                 match dist {
                     Dist::RandInt { n } => f64::from(rng::draw_int(n, key, at)),
                     _ => f64::from(rng::draw(dist, key, at)),

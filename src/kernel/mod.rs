@@ -75,8 +75,8 @@ pub struct Kernel {
     pub extents: Vec<usize>,
     pub rows: usize,
     pub buffers: Vec<KernelBuffer>,
-    /// Number of random keys (u64) that the caller passes.
-    pub keys: usize,
+    /// Number of scalars (u64) that the caller passes: keys of random streams, and where counters begin.
+    pub scalars: usize,
     /// Types of registers, by [`RegisterId`].
     pub registers: Vec<DType>,
     /// Operands stand before their users.
@@ -201,8 +201,8 @@ pub enum Node {
     Map(MapOp, Vec<ExprId>),
     /// The current value of a register.
     Register(RegisterId),
-    /// `rng::draw(dist, keys[key], counter)`; I32 for RandInt (`rng::draw_int`), Bool for Bernoulli, else F32.
-    Random { dist: Dist, key: u32, counter: Index },
+    /// `rng::draw(dist, scalars[key], counter)`, the counter counted from `scalars[origin]` where there is one; I32 for RandInt (`rng::draw_int`), Bool for Bernoulli, else F32.
+    Random { dist: Dist, key: u32, counter: Index, origin: Option<u32> },
     /// An index (I32) that must be in 0..size. If it is not, the kernel writes the site's number and the value to the status cell
     /// (first one wins, any of several at once) and goes on with 0; the runtime then stops the job after the step.
     Check { index: ExprId, size: usize, site: u32 },

@@ -4,7 +4,7 @@
 use super::{Kernel, Options, lower};
 use crate::ir::prune::prune;
 use crate::ir::{self, Graph, OpId, Operation};
-use crate::program::{self, ALIGN, Access, Program, Role, Site, Slot, Source, SourceId, Work};
+use crate::program::{self, ALIGN, Access, Part, Program, Role, Site, Slot, Source, SourceId, Work};
 use crate::source::{SourceMap, Span};
 use crate::types::rng::Dist;
 use indexmap::IndexMap;
@@ -50,6 +50,9 @@ impl<'s> Module<'s> {
 
     /// The same for a graph that [`prune`] has left.
     pub fn add_pruned(&mut self, name: &str, graph: Graph, options: &Options) -> usize {
+        if !graph.mesh.axes.is_empty() {
+            self.program.mesh = graph.mesh.clone();
+        }
         let routine = lower::lower(self, name, graph, options);
         self.program.routines.push(routine);
         self.program.routines.len() - 1
@@ -141,8 +144,10 @@ impl<'s> Module<'s> {
             (dims.iter().map(|d| graph.dim(*d).name.clone()).collect(), dims.iter().map(|d| graph.size(*d)).collect())
         };
         let mut slot = |path: &str, dtype, dims: &[ir::DimId], role, span| {
+            let cut = dims.iter().map(|d| graph.dim(*d).cut.as_ref().map(part)).collect();
             let (dims, shape) = names(dims);
-            Slot { path: path.to_string(), dtype, dims, shape, role, source: self.source(span, "", None) }
+            let source = self.source(span, "", None);
+            Slot { path: path.to_string(), dtype, dims, shape, cut, role, source }
         };
         let params: Vec<Slot> =
             graph.params.iter().map(|p| slot(&p.path, p.dtype, &p.dims, Role::Param, p.span)).collect();
@@ -157,7 +162,8 @@ impl<'s> Module<'s> {
             })
         };
         let by_type = |slots: &mut Vec<Slot>, slot: Slot| {
-            let same = |s: &Slot| s.path == slot.path && s.shape == slot.shape && s.dtype == slot.dtype;
+            let key = |s: &Slot| (s.path.clone(), s.shape.clone(), s.cut.clone(), s.dtype);
+            let same = |s: &Slot| key(s) == key(&slot);
             let at = slots.iter().position(same).unwrap_or_else(|| {
                 slots.push(slot);
                 slots.len() - 1
@@ -185,6 +191,10 @@ pub(super) enum Launching {
         grain: usize,
         work: Work,
     },
+}
+
+fn part(cut: &ir::CutDim) -> Part {
+    Part { extent: cut.extent, cut: cut.entries.clone() }
 }
 
 fn role_of(kind: ir::StateKind) -> Role {

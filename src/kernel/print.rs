@@ -1,9 +1,10 @@
 //! Kernels and routines as text, stable from run to run.
 
 use super::*;
+use crate::mesh::{Atom, Cut};
 use crate::program::{
-    Access, Action, Arg, Attention, BatchDim, Buffer, Gemm, Launch, Library, Matrix, Place, Program, Routine, Step,
-    Strided,
+    Access, Action, Arg, Attention, BatchDim, Buffer, Collective, Gemm, Launch, Library, Matrix, Place, Program,
+    Routine, Step, Strided,
 };
 use std::fmt::{Display, Formatter, Result, Write};
 
@@ -75,8 +76,8 @@ impl Display for Kernel {
         if !self.registers.is_empty() {
             write!(f, " registers {}", list(self.registers.iter().enumerate(), |(i, t)| format!("r{i} {t}")))?;
         }
-        if self.keys > 0 {
-            write!(f, " keys {}", self.keys)?;
+        if self.scalars > 0 {
+            write!(f, " scalars {}", self.scalars)?;
         }
         writeln!(f)?;
         let buffer = |(i, b): (usize, &KernelBuffer)| format!("p{i} {} {}", b.dtype, access(b.access));
@@ -99,7 +100,10 @@ impl Display for Node {
             }
             Node::Map(op, args) => write!(f, "{}({})", op.name(), list(args, ExprId::to_string)),
             Node::Register(r) => write!(f, "{r}"),
-            Node::Random { dist, key, counter } => write!(f, "random {dist:?} key {key} at {counter}"),
+            Node::Random { dist, key, counter, origin } => {
+                write!(f, "random {dist:?} key {key} at {counter}")?;
+                origin.map_or(Ok(()), |n| write!(f, " from {n}"))
+            }
             Node::Check { index, size, site } => write!(f, "check {index} in 0..{size} site {site}"),
         }
     }
@@ -164,6 +168,7 @@ fn place(buffer: &Buffer) -> String {
         Place::Strip => "strip".to_string(),
         Place::Step => "step".to_string(),
         Place::Position => "position".to_string(),
+        Place::Coordinate(atom) => format!("coordinate {}", atom.0),
         Place::Slice { base, turn, offset, stride } => format!("slice {base} + {offset} + {stride}*{turn}"),
     }
 }
@@ -176,6 +181,7 @@ fn step(out: &mut String, s: &Step, program: &Program, depth: usize) {
         Action::Finished(f) => format!("{}, block by block then {}", gemm(&f.gemm), launch(&f.launch)),
         Action::Copy { from, to } => format!("copy {to} = {from}"),
         Action::Library(l) => library(l),
+        Action::Collective(c) => collective(c),
         Action::Loop(l) => format!("loop {} turn {}{}", l.trip, l.turn, if l.reverse { " reverse" } else { "" }),
     };
     let source = &program.sources[s.source.0 as usize];
@@ -238,6 +244,17 @@ fn library(l: &Library) -> String {
             format!("attention_grad {dq}, {dk}, {dv} = {} of {}", g.d_out.buffer, attention(&g.of))
         }
     }
+}
+
+fn collective(c: &Collective) -> String {
+    let numbers = |atoms: &[Atom]| list(atoms, |a| a.0.to_string());
+    let cut = |cut: &Cut| match cut.is_empty() {
+        true => String::new(),
+        false => format!("@({})", list(cut, |e| e.atom.0.to_string())),
+    };
+    let dims = list(&c.dims, |d| format!("{}{} -> {}{}", d.extent, cut(&d.from), d.extent, cut(&d.to)));
+    let reduce = c.reduce.as_ref().map_or_else(String::new, |(op, atoms)| format!(" {} {}", op.name(), numbers(atoms)));
+    format!("{} {} = {} over ({}){reduce} [{dims}]", c.kind.name(), c.to, c.from, numbers(&c.atoms))
 }
 
 /// Operands, extents and what is seen.

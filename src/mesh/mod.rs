@@ -11,12 +11,14 @@
 //!   along it.
 
 pub mod algebra;
+mod collective;
 pub mod cut;
 #[cfg(test)]
 mod emulate;
 mod layout;
 pub mod reshard;
 
+pub use collective::CollectiveKind;
 pub use cut::{Cut, Entry, Order, Span};
 pub use layout::{Layout, Partial};
 

@@ -27,6 +27,7 @@ pub use helper::{Failure, Helper, ZEROS};
 pub use step::*;
 pub use work::Work;
 
+use crate::mesh::{Atom, Cut, Mesh};
 use crate::types::DType;
 use serde::{Deserialize, Serialize};
 
@@ -50,12 +51,14 @@ pub struct Program {
     pub sites: Vec<Site>,
     /// Files that the program needs and carries.
     pub files: Vec<CarriedFile>,
+    /// Of the ranks that run it, all of them the same steps; without axes there is one.
+    pub mesh: Mesh,
     /// Settings of the driver (data, schedule, names of routines, text of the program ..) as JSON; opaque here.
     pub settings: String,
 }
 
 /// Version of the format written by this build.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 /// A file by the path under which the settings name it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -84,7 +87,7 @@ pub struct Relocation {
     pub addend: i64,
 }
 
-/// A persistent array: parameter, state or input. Stored row-major in the order of `shape`.
+/// A persistent array: parameter, state or input. Stored row-major in the order of `shape`, on every rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Slot {
     /// `block.3.attention.wq`; of an input its name.
@@ -93,11 +96,31 @@ pub struct Slot {
     /// Names of the dims, major first.
     pub dims: Vec<String>,
     pub shape: Vec<usize>,
+    /// For each dim of which `shape` is only a part: the whole that the ranks hold together.
+    pub cut: Vec<Option<Part>>,
     pub role: Role,
     pub source: SourceId,
 }
 
+/// A dim that the mesh cuts.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Part {
+    /// The extent of the whole.
+    pub extent: usize,
+    pub cut: Cut,
+}
+
 impl Slot {
+    /// The shape of what all ranks hold together.
+    pub fn whole(&self) -> Vec<usize> {
+        self.shape.iter().zip(&self.cut).map(|(n, c)| c.as_ref().map_or(*n, |c| c.extent)).collect()
+    }
+
+    /// How each dim is cut; not at all where it is no part.
+    pub fn cuts(&self) -> impl Iterator<Item = &[crate::mesh::Entry]> {
+        self.cut.iter().map(|c| c.as_ref().map_or(&[][..], |c| &c.cut))
+    }
+
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
@@ -222,6 +245,8 @@ pub enum Place {
     Step,
     /// A cell with the position of sampling (I32), written by the runtime before the routine starts.
     Position,
+    /// A cell with where the rank is along an atom of the mesh (I32), written by the runtime once.
+    Coordinate(Atom),
     /// Nowhere as a whole: see [`Finished`]. A block of it lies in the scratch memory of the thread that made it.
     Strip,
     /// Part of another buffer that moves with a loop: it begins `offset + value * stride` bytes after `base`'s start, where

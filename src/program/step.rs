@@ -1,9 +1,10 @@
-//! The steps of a routine: kernels, matrix products, library kernels, loops.
+//! The steps of a routine: kernels, matrix products, library kernels, exchanges between ranks, loops.
 //!
 //! Shapes of library kernels are canonical: the compiler copies operands into the stated row-major order where they are
 //! not in it already. All sizes, strides and offsets count elements unless a field says bytes.
 
 use super::{Attention, AttentionGrad, BufferId, SourceId, Work};
+use crate::mesh::{Atom, CollectiveKind, Cut};
 use crate::types::rng::Dist;
 use crate::types::{DType, ReduceKind};
 use serde::{Deserialize, Serialize};
@@ -28,6 +29,7 @@ pub enum Action {
         to: BufferId,
     },
     Library(Library),
+    Collective(Box<Collective>),
     Loop(Loop),
 }
 
@@ -38,8 +40,8 @@ pub struct Launch {
     pub function: u32,
     /// In the order of the kernel's buffers.
     pub args: Vec<Arg>,
-    /// Keys of random streams, in the order of the kernel's keys; computed by the runtime just before the call.
-    pub keys: Vec<Key>,
+    /// In the order of the kernel's scalars; computed by the runtime just before the call.
+    pub scalars: Vec<Scalar>,
     pub rows: usize,
     /// Least number of rows worth giving to a thread. A multiple of the kernel's lanes where it has any.
     pub grain: usize,
@@ -67,6 +69,31 @@ impl Access {
 
     pub fn writes(self) -> bool {
         self != Access::Read
+    }
+}
+
+/// A number (u64) that a kernel is called with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Scalar {
+    /// The key of a random stream.
+    Key(Key),
+    /// Where the rank's part of an array begins: the sum of its coordinates along atoms, each times a number.
+    Origin(Vec<(Atom, u64)>),
+}
+
+impl Scalar {
+    fn turns(&self) -> &[BufferId] {
+        match self {
+            Scalar::Key(key) => &key.turns,
+            Scalar::Origin(_) => &[],
+        }
+    }
+
+    fn turns_mut(&mut self) -> &mut [BufferId] {
+        match self {
+            Scalar::Key(key) => &mut key.turns,
+            Scalar::Origin(_) => &mut [],
+        }
     }
 }
 
@@ -210,6 +237,31 @@ pub enum Library {
     AttentionGrad(Box<AttentionGrad>),
 }
 
+/// What the ranks of a group hold becomes what `to` says: see `ir::Collective`. All ranks of the mesh run it at the same place of
+/// their program. Both buffers are whole and row-major over `dims`; elements of `to` that are not real become 0.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Collective {
+    pub kind: CollectiveKind,
+    /// Ranks that differ only along these exchange what they hold; major first.
+    pub atoms: Vec<Atom>,
+    /// The atoms over which `from` is partial and `to` is not.
+    pub reduce: Option<(ReduceKind, Vec<Atom>)>,
+    pub dtype: DType,
+    pub from: BufferId,
+    pub to: BufferId,
+    /// In the order of storage, major first.
+    pub dims: Vec<Exchanged>,
+}
+
+/// A dim of both arrays of a collective.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Exchanged {
+    /// Of the whole.
+    pub extent: usize,
+    pub from: Cut,
+    pub to: Cut,
+}
+
 /// `trip` turns. Before each turn the runtime writes the turn's number (0, 1, ..; `trip - 1`, .. , 0 if `reverse`) to the I32
 /// cell `turn`, then runs `body`, then `moves` (each copies all bytes of a buffer; no source is a target of an earlier move).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -224,12 +276,12 @@ pub struct Loop {
 impl Launch {
     fn accesses(&self, visit: &mut impl FnMut(BufferId, Access)) {
         self.args.iter().for_each(|a| visit(a.buffer, a.access));
-        self.keys.iter().flat_map(|k| &k.turns).for_each(|b| visit(*b, Access::Read));
+        self.scalars.iter().flat_map(Scalar::turns).for_each(|b| visit(*b, Access::Read));
     }
 
     fn buffers_mut(&mut self, change: &mut impl FnMut(&mut BufferId)) {
         self.args.iter_mut().for_each(|a| change(&mut a.buffer));
-        self.keys.iter_mut().flat_map(|k| &mut k.turns).for_each(change);
+        self.scalars.iter_mut().flat_map(Scalar::turns_mut).for_each(change);
     }
 }
 
@@ -281,6 +333,10 @@ impl Action {
             }
             Action::Library(Library::Attention(a)) => a.accesses(&mut visit),
             Action::Library(Library::AttentionGrad(a)) => a.accesses(&mut visit),
+            Action::Collective(c) => {
+                visit(c.from, Access::Read);
+                visit(c.to, Access::Write);
+            }
             Action::Loop(l) => visit(l.turn, Access::Write),
         }
     }
@@ -306,6 +362,7 @@ impl Action {
             Action::Library(Library::Scatter { x, index, out, .. }) => [x, index, out].into_iter().for_each(change),
             Action::Library(Library::Attention(a)) => a.buffers_mut(change),
             Action::Library(Library::AttentionGrad(a)) => a.buffers_mut(change),
+            Action::Collective(c) => [&mut c.from, &mut c.to].into_iter().for_each(change),
             Action::Loop(l) => {
                 change(&mut l.turn);
                 for step in &mut l.body {

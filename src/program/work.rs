@@ -33,6 +33,11 @@ impl Action {
                 self.accesses(|b, _| bytes += routine.buffer(b).bytes() as u64);
                 Work { flops: call.flops(routine), bytes }
             }
+            Action::Collective(c) => {
+                let [from, to] = [c.from, c.to].map(|b| routine.buffer(b));
+                let flops = if c.reduce.is_some() { from.elements as u64 } else { 0 };
+                Work { flops, bytes: (from.bytes() + to.bytes()) as u64 }
+            }
             Action::Loop(_) => Work::default(),
         }
     }
@@ -44,6 +49,7 @@ impl Action {
             Action::Gemm(_) | Action::Finished(_) => "product",
             Action::Copy { .. } => "copy",
             Action::Library(_) => "library",
+            Action::Collective(_) => "collective",
             Action::Loop(_) => "loop",
         }
     }

@@ -147,8 +147,9 @@ impl<'a> Plain<'a> {
                 eval_map(*op, dtype, &x)
             }
             Node::Register(r) => self.registers[r.index()],
-            Node::Random { dist, key, counter } => {
-                let (key, at) = (self.keys[*key as usize], self.at(counter) as u64);
+            Node::Random { dist, key, counter, origin } => {
+                let first = origin.map_or(0, |n| self.keys[n as usize]);
+                let (key, at) = (self.keys[*key as usize], (self.at(counter) as u64).wrapping_add(first));
                 match dist {
                     Dist::RandInt { n } => f64::from(rng::draw_int(*n, key, at)),
                     _ => f64::from(rng::draw(*dist, key, at)),

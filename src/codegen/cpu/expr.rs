@@ -78,10 +78,14 @@ impl<'f> Emitter<'f, '_> {
                     }
                 }
             }
-            Node::Random { dist, key, counter } => {
+            Node::Random { dist, key, counter, origin } => {
                 let flags = MemFlagsData::trusted().with_readonly().with_can_move();
                 let key = self.ops.b.ins().load(I64, flags, self.scalars, (*key * 8) as i32);
-                let base = self.offset(counter, 1);
+                let mut base = self.offset(counter, 1);
+                if let Some(n) = origin {
+                    let origin = self.ops.b.ins().load(I64, flags, self.scalars, (*n * 8) as i32);
+                    base = self.ops.b.ins().iadd(base, origin);
+                }
                 let Some(step) = self.lane_step(counter) else {
                     return Val::One(self.ops.random(*dist, key, &[base]));
                 };

@@ -63,7 +63,7 @@ pub fn emit(mut b: FunctionBuilder, kernel: &Kernel, facts: &[Facts], lanes: Lan
     };
     let flags = MemFlagsData::trusted().with_readonly().with_can_move();
     let pointers = (0..kernel.buffers.len()).map(|n| b.ins().load(I64, flags, buffers, (n * 8) as i32)).collect();
-    let status = b.ins().load(I64, flags, scalars, (kernel.keys * 8) as i32);
+    let status = b.ins().load(I64, flags, scalars, (kernel.scalars * 8) as i32);
     let mut emitter = Emitter {
         ops: Ops::new(b, fused, helpers, call_conv),
         kernel,

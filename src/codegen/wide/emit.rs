@@ -367,7 +367,7 @@ impl Emit<'_> {
                     self.a.mov(to, Rm::Mem(Mem::at(RDI, 8 * n as i32)));
                 }
             }
-            Key(n) => {
+            Scalar(n) => {
                 let scalars = self.kept(Kept::Scalars);
                 self.a.mov(RAX, Rm::Mem(scalars));
                 let to = self.word_target(i.to);

@@ -31,7 +31,7 @@ impl Build<'_> {
                 let variables = &self.registers[r.index()];
                 variables[self.group.min(variables.len() - 1)]
             }
-            Node::Random { dist, key, counter } => {
+            Node::Random { dist, key, counter, origin } => {
                 let stride = self.lane_stride(counter);
                 let base = self.sum_of(&counter.loops, &counter.exprs);
                 let constant = counter.base + (self.group * self.f.lanes) as i64 * stride;
@@ -40,7 +40,14 @@ impl Build<'_> {
                     Some(base) => self.f.op(Op::AddConst(constant), &[base]),
                     None => self.f.op(Op::WordConst(constant), &[]),
                 };
-                let key = self.f.op(Op::Key(*key), &[]);
+                let base = match origin {
+                    Some(n) => {
+                        let origin = self.f.op(Op::Scalar(*n), &[]);
+                        self.f.op(Op::AddWord, &[base, origin])
+                    }
+                    None => base,
+                };
+                let key = self.f.op(Op::Scalar(*key), &[]);
                 self.f.random(*dist, key, base, stride)
             }
             Node::Check { index, size, site } => {

@@ -164,7 +164,7 @@ pub enum Op {
     Argument(Argument),
     /// The start of a buffer.
     Pointer(u32),
-    Key(u32),
+    Scalar(u32),
     WordConst(i64),
     AddWord,
     SubWord,
@@ -224,7 +224,7 @@ pub struct Function {
     pub lanes: usize,
     pub regs: Vec<RegInfo>,
     pub code: Vec<Inst>,
-    pub keys: usize,
+    pub scalars: usize,
     /// Whether functions may round a product and a sum once.
     pub fused: bool,
     /// Whether what is computed at the moment is the same in all lanes.
@@ -238,7 +238,7 @@ impl Function {
             lanes,
             regs: Vec::new(),
             code: Vec::new(),
-            keys: kernel.keys,
+            scalars: kernel.scalars,
             fused: true,
             uniform: false,
             constants: HashMap::new(),
@@ -289,7 +289,7 @@ impl Function {
                 Class::Mask
             }
             Load(DType::Bool) | LoadSplat(DType::Bool) | Gather(DType::Bool) => Class::Mask,
-            FirstWord | Argument(_) | Pointer(_) | Key(_) | WordConst(_) | AddWord | SubWord | MinWord
+            FirstWord | Argument(_) | Pointer(_) | Scalar(_) | WordConst(_) | AddWord | SubWord | MinWord
             | AddConst(_) | MulConst(_) | DivConst(_) => Class::Word,
             _ => Class::Vector,
         }

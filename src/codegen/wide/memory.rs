@@ -398,7 +398,7 @@ impl Emit<'_> {
         self.a.general(true, &[0x0B], RCX, Rm::Reg(RDX), &[]);
         let scalars = self.kept(Kept::Scalars);
         self.a.mov(RDX, Rm::Mem(scalars));
-        self.a.mov(RDX, Rm::Mem(Mem::at(RDX, 8 * self.f.keys as i32)));
+        self.a.mov(RDX, Rm::Mem(Mem::at(RDX, 8 * self.f.scalars as i32)));
         self.a.compare_constant(Rm::Mem(Mem::at(RDX, 0)), 0);
         self.a.jump_if(Condition::NotZero, done);
         self.a.store(Mem::at(RDX, 0), RCX);

@@ -7,7 +7,7 @@
 use super::{Lowerer, Status, View};
 use crate::ir::*;
 use crate::kernel::{ArgId, Expr, ExprId, Index, Kernel, KernelBuffer, LoopId, Node, RegisterId};
-use crate::program::{Access, BufferId, Key};
+use crate::program::{Access, BufferId, Key, Scalar};
 use crate::types::{DType, MapOp};
 use indexmap::IndexMap;
 use std::collections::HashMap;
@@ -24,7 +24,7 @@ pub(super) struct Emitter<'a, 'm, 's> {
     pub kernel: Kernel,
     /// What the launch passes, in the order of the kernel's buffers.
     pub args: Vec<BufferId>,
-    pub keys: Vec<Key>,
+    pub scalars: Vec<Scalar>,
     pub loops: IndexMap<DimId, LoopId>,
     /// Results that this kernel computes itself.
     pub registers: HashMap<ValueId, RegisterId>,
@@ -50,7 +50,7 @@ impl<'a, 'm, 's> Emitter<'a, 'm, 's> {
             low,
             kernel: Kernel { extents, rows, ..Kernel::default() },
             args: Vec::new(),
-            keys: Vec::new(),
+            scalars: Vec::new(),
             loops,
             registers: HashMap::new(),
             own,
@@ -98,7 +98,7 @@ impl<'a, 'm, 's> Emitter<'a, 'm, 's> {
         e
     }
 
-    fn compare(&mut self, op: MapOp, index: &Index, bound: i64) -> ExprId {
+    pub(super) fn compare(&mut self, op: MapOp, index: &Index, bound: i64) -> ExprId {
         let a = self.index(index.clone());
         let b = self.constant(bound as f64, DType::I32);
         self.map(op, &[a, b], DType::Bool)
@@ -205,14 +205,8 @@ impl<'a, 'm, 's> Emitter<'a, 'm, 's> {
             Op::Broadcast { .. } | Op::StopGradient => self.value(args[0], frame),
             Op::Random { dist, stream, dims } => {
                 let key = self.key(stream, &args);
-                let mut counter = Index::default();
-                for d in &dims {
-                    let mut next = Index::default();
-                    next.add(&counter, self.low.graph.size(*d) as i64);
-                    next.add(&self.coordinate(frame, *d), 1);
-                    counter = next;
-                }
-                self.push(Node::Random { dist, key, counter }, dtype)
+                let (counter, origin) = self.logical_index(&dims, frame);
+                self.push(Node::Random { dist, key, counter, origin }, dtype)
             }
             Op::Reshape { groups } => {
                 let mut replaced = Vec::new();
@@ -485,12 +479,16 @@ impl<'a, 'm, 's> Emitter<'a, 'm, 's> {
                 self.low.buffer(root)
             })
             .collect();
-        let key = Key { stream, turns };
-        let at = self.keys.iter().position(|k| *k == key).unwrap_or_else(|| {
-            self.keys.push(key);
-            self.keys.len() - 1
+        self.scalar(Scalar::Key(Key { stream, turns }))
+    }
+
+    /// The number of a scalar that the kernel is called with.
+    pub(super) fn scalar(&mut self, scalar: Scalar) -> u32 {
+        let at = self.scalars.iter().position(|s| *s == scalar).unwrap_or_else(|| {
+            self.scalars.push(scalar);
+            self.scalars.len() - 1
         });
-        self.kernel.keys = self.keys.len();
+        self.kernel.scalars = self.scalars.len();
         at as u32
     }
 }

@@ -339,6 +339,7 @@ pub(super) fn is_standalone(op: &Op) -> bool {
             | Op::PackPlace { .. }
             | Op::Draw { .. }
             | Op::Scatter { .. }
+            | Op::Collective(_)
             | Op::Attention(_)
             | Op::AttentionGrad(_)
     )

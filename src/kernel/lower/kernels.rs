@@ -8,7 +8,7 @@ use crate::ir::*;
 use crate::kernel::module::{Launching, Module};
 use crate::kernel::simplify::simplify;
 use crate::kernel::{Carry, ExprId, Index, Kernel, LoopId, Node, Pass, Reduction, RegisterId, Statement, Store};
-use crate::program::{Access, Action, Arg, BufferId, Key, Launch, Library, Step};
+use crate::program::{Access, Action, Arg, BufferId, Key, Launch, Library, Scalar, Step};
 use crate::types::rng::Dist;
 use crate::types::{DType, MapOp, ReduceKind, ScanKind};
 use indexmap::IndexMap;
@@ -424,15 +424,18 @@ impl Emitter<'_, '_, '_> {
 
     /// Simplifies the kernel, shares it with its like and adds its launch.
     pub fn finish(self, body: Vec<Statement>, name: String, steps: &mut Vec<Step>) {
-        let Emitter { low, mut kernel, args, keys, at, .. } = self;
+        let Emitter { low, mut kernel, args, scalars, at, .. } = self;
         kernel.body = body;
         kernel.name.clone_from(&name);
         let elements: Vec<usize> = args.iter().map(|b| low.routine.buffer(*b).elements).collect();
         let action = match low.module.launching(kernel, &elements, |module, k| launching(module, k, &elements)) {
-            Launching::Fill(dist) => Action::Library(Library::Random { out: args[0], dist, key: keys[0].clone() }),
+            Launching::Fill(dist) => {
+                let [Scalar::Key(key)] = &scalars[..] else { unreachable!("a fill has one key") };
+                Action::Library(Library::Random { out: args[0], dist, key: key.clone() })
+            }
             Launching::Kernel { function, accesses, rows, grain, work } => {
                 let args = args.iter().zip(accesses).map(|(buffer, access)| Arg { buffer: *buffer, access }).collect();
-                Action::Launch(Launch { function, args, keys, rows, grain, work })
+                Action::Launch(Launch { function, args, scalars, rows, grain, work })
             }
         };
         let step = low.step(action, at, name);
@@ -443,7 +446,7 @@ impl Emitter<'_, '_, '_> {
 /// Takes a kernel into a program.
 fn launching(module: &mut Module, kernel: Kernel, elements: &[usize]) -> Launching {
     let kernel = simplify(kernel);
-    if let (1, [elements]) = (kernel.keys, elements)
+    if let (1, [elements]) = (kernel.scalars, elements)
         && let Some(dist) = fills(&kernel, *elements)
     {
         return Launching::Fill(dist);

@@ -21,6 +21,7 @@ mod library;
 mod order;
 mod pieces;
 mod prepare;
+mod ranks;
 mod recompute;
 mod repeat;
 mod reuse;
@@ -206,6 +207,7 @@ impl Lowerer<'_, '_> {
             Op::Dot { .. } => self.emit_dot(first, steps),
             Op::Loop { .. } => self.emit_loop(first, steps),
             Op::Attention(_) | Op::AttentionGrad(_) => self.emit_attention(first, steps),
+            Op::Collective(_) => self.emit_collective(first, steps),
             Op::ArgSort { .. } | Op::TopK { .. } | Op::PackPlace { .. } | Op::Draw { .. } | Op::Scatter { .. } => {
                 self.emit_library(first, steps);
             }

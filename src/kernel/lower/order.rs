@@ -156,7 +156,7 @@ impl Lowerer<'_, '_> {
     }
 
     /// Where the order is not free, or clearly best like that of a parameter.
-    fn wanted_order(&self, v: ValueId) -> Option<Vec<DimId>> {
+    pub(super) fn wanted_order(&self, v: ValueId) -> Option<Vec<DimId>> {
         let dims = &self.graph.value(v).dims;
         if self.graph.block(self.current).results.contains(&v) {
             return Some(dims.clone());

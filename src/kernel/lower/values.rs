@@ -46,6 +46,7 @@ impl Lowerer<'_, '_> {
                 | Op::TopK { .. }
                 | Op::PackPlace { .. }
                 | Op::Draw { .. }
+                | Op::Collective(_)
                 | Op::Attention(_)
                 | Op::AttentionGrad(_) => op.args.iter().for_each(|a| self.need[a.index()] = true),
                 Op::Scatter { targets, .. } => {
@@ -114,8 +115,12 @@ impl Lowerer<'_, '_> {
                 self.place_fixed(v, Place::Input(slot), &dims, Category::Data);
             }
             Op::Step => self.place_fixed(v, Place::Step, &[], Category::Data),
-            Op::Coordinate(_) | Op::Collective(_) => unreachable!("a program of many ranks"),
             Op::Position => self.place_fixed(v, Place::Position, &[], Category::Data),
+            Op::Coordinate(atom) => self.place_fixed(v, Place::Coordinate(*atom), &[], Category::Data),
+            Op::Collective(_) => {
+                let order = self.collective_order(id);
+                self.place_root(v, &order, Status::Memory);
+            }
             Op::Constant(Constant::Elements(data)) => {
                 let bytes = constant_bytes(data, self.graph.value(v).dtype);
                 let at = self.module.constant(bytes);
@@ -218,6 +223,7 @@ impl Lowerer<'_, '_> {
             Place::Input(i) => self.module.program.inputs[i as usize].path.clone(),
             Place::Step => "step".to_string(),
             Place::Position => "position".to_string(),
+            Place::Coordinate(atom) => format!("coordinate {}", self.graph.mesh.name(atom)),
             _ => "constant".to_string(),
         };
         let buffer = self.fixed(place, dtype, elements, &name, category);

@@ -14,7 +14,7 @@ pub struct Memory {
     constants: Slab,
     /// Temporaries of the routine that runs.
     arena: Slab,
-    /// Step and position, one cache line each.
+    /// Step, position and coordinates, one cache line each.
     cells: Slab,
 }
 
@@ -31,20 +31,25 @@ pub enum Spot {
 }
 
 impl Memory {
-    pub fn new(program: &Program) -> Result<Memory, RuntimeError> {
+    /// `coordinates`: of the rank along the mesh's atoms.
+    pub fn new(program: &Program, coordinates: &[usize]) -> Result<Memory, RuntimeError> {
         let slabs = |slots: &[crate::program::Slot]| {
             slots.iter().map(|s| Slab::new(s.bytes(), &format!("`{}`", s.path))).collect::<Result<Vec<Slab>, _>>()
         };
         let arena = program.routines.iter().map(|r| r.arena).max().unwrap_or(0);
         let mut constants = Slab::new(program.constants.len(), "constants")?;
         constants.bytes_mut().copy_from_slice(&program.constants);
+        let mut cells = Slab::new((2 + coordinates.len()) * ALIGN, "cells")?;
+        for (cell, at) in cells.bytes_mut().chunks_exact_mut(ALIGN).skip(2).zip(coordinates) {
+            cell[..4].copy_from_slice(&(*at as i32).to_ne_bytes());
+        }
         Ok(Memory {
             params: slabs(&program.params)?,
             states: slabs(&program.states)?,
             inputs: slabs(&program.inputs)?,
             constants,
             arena: Slab::new(arena, "temporary values")?,
-            cells: Slab::new(2 * ALIGN, "cells")?,
+            cells,
         })
     }
 
@@ -74,6 +79,7 @@ impl Memory {
             Place::Strip => Spot::Fixed { start: std::ptr::null_mut(), arena_end: 0 },
             Place::Step => fixed(&self.cells, 0, 0),
             Place::Position => fixed(&self.cells, ALIGN, 0),
+            Place::Coordinate(atom) => fixed(&self.cells, (2 + atom.index()) * ALIGN, 0),
             Place::Slice { base, turn, offset, stride } => {
                 Spot::Slice { base, turn, offset, stride, bytes, base_bytes: routine.buffer(base).bytes() }
             }

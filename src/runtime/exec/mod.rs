@@ -8,22 +8,29 @@
 //! the update itself.
 //!
 //! Reading order: this file, `memory.rs` (where buffers lie), `run.rs` (steps), `watch.rs` (values that are not finite),
-//! `profile.rs` (times).
+//! `profile.rs` (times); `exchange.rs` (collectives of one rank), `ranks.rs` (all ranks), `parts.rs` (arrays of all ranks).
 
+mod exchange;
 mod memory;
+mod parts;
 mod profile;
+mod ranks;
 mod run;
 mod watch;
 
+pub use parts::Array;
 pub use profile::{Profile, Roof, Span, Timing};
+pub use ranks::{RankOptions, Ranks};
 
 use crate::program::{Action, Gemm, Library, Program, Routine, Step};
 use crate::runtime::RuntimeError;
+use crate::runtime::comm;
 use crate::runtime::device::arena::Arena;
 use crate::runtime::device::code::Code;
 use crate::runtime::device::pool::{Pool, default_threads};
 use crate::runtime::device::product::{Extent, Product, SCRATCH, Unit};
 use crate::runtime::device::{attention, cpu, helpers, library};
+use exchange::Links;
 use memory::{Memory, Spot};
 use std::sync::Arc;
 use std::time::Instant;
@@ -61,6 +68,7 @@ pub struct Executor {
     /// Memory of library kernels, and of matrix products to pack operands into.
     scratch: Slab,
     lists: Lists,
+    links: Links,
     watch: Watch,
     /// By routine: one past the last byte of the arena that its runs so far have used.
     high_water: Vec<usize>,
@@ -82,7 +90,22 @@ struct Lists {
 unsafe impl Send for Executor {}
 
 impl Executor {
+    /// For a program of one rank.
     pub fn new(program: Arc<Program>, options: ExecOptions) -> Result<Executor, RuntimeError> {
+        if program.mesh.ranks() != 1 {
+            return Err(RuntimeError::internal(format!("a program of {} ranks is run on one", program.mesh.ranks())));
+        }
+        let hub = Arc::new(ranks::hub(&program, comm::Patience::default()));
+        Executor::of_rank(program, options, 0, hub)
+    }
+
+    /// For one rank of the program's mesh.
+    fn of_rank(
+        program: Arc<Program>,
+        options: ExecOptions,
+        rank: usize,
+        hub: Arc<comm::Hub>,
+    ) -> Result<Executor, RuntimeError> {
         cpu::supports(&program.code.target).map_err(|why| {
             RuntimeError::new("E0812", format!("the program cannot run on this machine: {why}"))
                 .help("build the program on this machine")
@@ -91,12 +114,13 @@ impl Executor {
         let pool = Pool::new(threads);
         let code = Code::new(&program.code.bytes)
             .ok_or_else(|| RuntimeError::new("E0811", "the system refuses memory for machine code"))?;
-        let memory = Memory::new(&program)?;
+        let links = Links::new(&program, rank, Box::new(comm::Local::new(hub, rank)))?;
+        let memory = Memory::new(&program, &links.coordinates)?;
         let spots = program.routines.iter().map(|r| memory.spots(r)).collect();
         let need = Need::of(&program, pool.threads());
         let lists = Lists {
             pointers: Vec::with_capacity(need.args),
-            scalars: Vec::with_capacity(need.keys + 1),
+            scalars: Vec::with_capacity(need.scalars + 1),
             batch: Vec::with_capacity(need.dims),
             sums: Vec::with_capacity(need.dims),
             status: Box::new(0),
@@ -112,6 +136,7 @@ impl Executor {
             memory,
             spots,
             lists,
+            links,
         })
     }
 
@@ -146,6 +171,10 @@ impl Executor {
         self.memory.states[n].bytes_mut()
     }
 
+    pub fn input(&self, n: usize) -> &[u8] {
+        self.memory.inputs[n].bytes()
+    }
+
     pub fn input_mut(&mut self, n: usize) -> &mut [u8] {
         self.memory.inputs[n].bytes_mut()
     }
@@ -155,6 +184,7 @@ impl Executor {
     /// Runs a routine once.
     pub fn run(&mut self, routine: usize, args: RunArgs) -> Result<(), RuntimeError> {
         self.memory.set_cells(args);
+        self.links.begin();
         self.watch.begin(routine);
         let start = self.watch.times.is_some().then(|| (Instant::now(), self.pool.waited()));
         let program = self.program.clone();
@@ -207,7 +237,7 @@ pub fn scratch_bytes(program: &Program, threads: usize) -> usize {
 #[derive(Default)]
 struct Need {
     args: usize,
-    keys: usize,
+    scalars: usize,
     dims: usize,
     scratch: usize,
 }
@@ -225,7 +255,7 @@ impl Need {
             match &step.action {
                 Action::Launch(launch) => {
                     self.args = self.args.max(launch.args.len());
-                    self.keys = self.keys.max(launch.keys.len());
+                    self.scalars = self.scalars.max(launch.scalars.len());
                 }
                 Action::Gemm(Gemm { batch, sums, dtype, .. }) => {
                     self.dims = self.dims.max(batch.len()).max(sums.len());
@@ -235,7 +265,7 @@ impl Need {
                 }
                 Action::Finished(f) => {
                     self.args = self.args.max(f.launch.args.len());
-                    self.keys = self.keys.max(f.launch.keys.len());
+                    self.scalars = self.scalars.max(f.launch.scalars.len());
                     let each = run::product(&f.gemm).scratch_of_blocks(Unit::best(), run::units(f));
                     self.scratch = self.scratch.max(each * threads);
                 }
@@ -246,7 +276,7 @@ impl Need {
                     self.scratch = self.scratch.max(attention::scratch_bytes(&a.of) * threads);
                 }
                 Action::Library(call) => self.scratch = self.scratch.max(library::scratch_bytes(call)),
-                Action::Copy { .. } => {}
+                Action::Copy { .. } | Action::Collective(_) => {}
                 Action::Loop(l) => self.steps(&l.body, threads),
             }
         }

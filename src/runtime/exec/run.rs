@@ -2,7 +2,8 @@
 
 use super::{Executor, RunArgs, broken, placed};
 use crate::program::{
-    Action, BatchDim, BufferId, Failure, Finished, Gemm, Key, Launch, Library, Loop, MAX_FINISH_ARGS, Routine, Step,
+    Action, BatchDim, BufferId, Failure, Finished, Gemm, Key, Launch, Library, Loop, MAX_FINISH_ARGS, Routine, Scalar,
+    Step,
 };
 use crate::runtime::RuntimeError;
 use crate::runtime::device::attention;
@@ -33,6 +34,7 @@ impl Executor {
             let own = *number;
             *number += 1;
             let start = self.watch.times.is_some().then(Instant::now);
+            self.others_run(step)?;
             self.watch_before(routine, step);
             self.note_arena(routine, step);
             let result = match &step.action {
@@ -41,6 +43,10 @@ impl Executor {
                 Action::Finished(f) => self.finished(routine, f, args),
                 Action::Copy { from, to } => self.copy(routine, *from, *to),
                 Action::Library(call) => self.library(routine, call, args),
+                Action::Collective(c) => {
+                    self.collective(routine, own, c, step)?;
+                    Ok(())
+                }
                 Action::Loop(l) => {
                     self.run_loop(routine, l, args, number)?;
                     Ok(())
@@ -100,7 +106,10 @@ impl Executor {
         pointers.clear();
         pointers.extend(launch.args.iter().map(|a| self.at(routine, a.buffer)));
         scalars.clear();
-        scalars.extend(launch.keys.iter().map(|k| self.key(routine, k, args)));
+        scalars.extend(launch.scalars.iter().map(|s| match s {
+            Scalar::Key(key) => self.key(routine, key, args),
+            Scalar::Origin(terms) => self.origin(terms),
+        }));
         scalars.push(&raw mut *self.lists.status as u64);
         let entry = self.program.code.functions[launch.function as usize] as usize;
         let call = Call {

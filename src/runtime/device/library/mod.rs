@@ -44,6 +44,7 @@ pub trait Element: Copy + Send + Sync + 'static {
     fn lowest() -> Self::Sum;
     fn highest() -> Self::Sum;
     fn add(a: Self::Sum, b: Self::Sum) -> Self::Sum;
+    fn times(a: Self::Sum, b: Self::Sum) -> Self::Sum;
     /// The larger; NaN if either is.
     fn larger(a: Self::Sum, b: Self::Sum) -> Self::Sum;
     /// The smaller; NaN if either is.
@@ -78,6 +79,9 @@ macro_rules! float_element {
             }
             fn add(a: $sum, b: $sum) -> $sum {
                 a + b
+            }
+            fn times(a: $sum, b: $sum) -> $sum {
+                a * b
             }
             fn larger(a: $sum, b: $sum) -> $sum {
                 if b > a || b.is_nan() { b } else { a }
@@ -135,6 +139,9 @@ impl Element for i32 {
     }
     fn add(a: i32, b: i32) -> i32 {
         a.wrapping_add(b)
+    }
+    fn times(a: i32, b: i32) -> i32 {
+        a.wrapping_mul(b)
     }
     fn larger(a: i32, b: i32) -> i32 {
         a.max(b)
@@ -214,6 +221,9 @@ impl Element for Flag {
     }
     fn add(a: u8, b: u8) -> u8 {
         a | b
+    }
+    fn times(a: u8, b: u8) -> u8 {
+        a & b
     }
     fn larger(a: u8, b: u8) -> u8 {
         a.max(b)

@@ -1,0 +1,200 @@
+//! Ranks that are threads of one process.
+
+use super::bell::{Bell, Patience, Waited, lock};
+use super::plan::Exchange;
+use super::{CommError, Communicator, transfer};
+use crate::mesh::{Atom, Mesh};
+use crate::runtime::device::pool::Pool;
+use crate::runtime::device::share::Shared;
+use crate::with_element;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Elements that are worth a thread.
+const LEAST: usize = 1 << 14;
+
+/// Where all ranks meet.
+pub struct Hub {
+    /// For each set of atoms that groups go along, the group of every rank.
+    sets: Vec<Vec<usize>>,
+    groups: Vec<Group>,
+    desks: Vec<Desk>,
+    failed: AtomicBool,
+    failure: Mutex<Option<(usize, String)>>,
+    patience: Patience,
+}
+
+struct Group {
+    ranks: Vec<usize>,
+    /// Arrivals, of all ranks together.
+    arrived: Bell,
+}
+
+/// What a rank shows to the others; a cache line of its own.
+#[derive(Default)]
+#[repr(align(128))]
+struct Desk {
+    from: AtomicPtr<u8>,
+    to: AtomicPtr<u8>,
+    /// Which step it is at.
+    step: AtomicU64,
+    /// Meetings that it has come to, of all groups.
+    meetings: AtomicU64,
+}
+
+impl Hub {
+    /// `sets`: the atoms that groups go along, by the numbers of [`Exchange::set`].
+    pub fn new(mesh: &Mesh, sets: &[Vec<Atom>], patience: Patience) -> Hub {
+        let mut groups: Vec<Group> = Vec::new();
+        let set = |atoms: &Vec<Atom>| -> Vec<usize> {
+            let first = groups.len();
+            let mut of = vec![usize::MAX; mesh.ranks()];
+            for rank in 0..mesh.ranks() {
+                if of[rank] == usize::MAX {
+                    let ranks = mesh.members(rank, atoms);
+                    ranks.iter().for_each(|r| of[*r] = groups.len());
+                    groups.push(Group { ranks, arrived: Bell::default() });
+                }
+            }
+            debug_assert!(of.iter().all(|g| *g >= first));
+            of
+        };
+        let sets = sets.iter().map(set).collect();
+        let desks = (0..mesh.ranks()).map(|_| Desk::default()).collect();
+        Hub { sets, groups, desks, failed: AtomicBool::new(false), failure: Mutex::new(None), patience }
+    }
+
+    /// Before all ranks begin to run again.
+    pub fn reset(&self) {
+        self.groups.iter().for_each(|g| g.arrived.reset());
+        for desk in &self.desks {
+            desk.meetings.store(0, Ordering::SeqCst);
+        }
+        *lock(&self.failure) = None;
+        self.failed.store(false, Ordering::SeqCst);
+    }
+
+    /// A rank goes no further: all who wait for it are woken. The first one counts.
+    pub fn fail(&self, rank: usize, why: &str) {
+        lock(&self.failure).get_or_insert_with(|| (rank, why.to_string()));
+        self.failed.store(true, Ordering::SeqCst);
+        self.groups.iter().for_each(|g| g.arrived.ring());
+    }
+
+    /// Set once a rank has failed.
+    pub fn failed(&self) -> &AtomicBool {
+        &self.failed
+    }
+
+    fn failure(&self) -> Option<CommError> {
+        let failed = self.failed.load(Ordering::Relaxed);
+        failed.then(|| match &*lock(&self.failure) {
+            Some((rank, why)) => CommError::Failed { rank: *rank, why: why.clone() },
+            None => CommError::Broken("a failure without a rank".into()),
+        })
+    }
+}
+
+/// A rank's end.
+pub struct Local {
+    hub: Arc<Hub>,
+    rank: usize,
+    /// For each group of the hub how often the rank has come to it in this run.
+    came: Vec<u64>,
+}
+
+impl Local {
+    pub fn new(hub: Arc<Hub>, rank: usize) -> Local {
+        let came = vec![0; hub.groups.len()];
+        Local { hub, rank, came }
+    }
+
+    /// Waits until the whole group has come as often as this rank.
+    fn meet(&mut self, group: usize) -> Result<(), CommError> {
+        let Local { hub, rank, came } = self;
+        let g = &hub.groups[group];
+        let own = &hub.desks[*rank].meetings;
+        let meetings = own.load(Ordering::Relaxed) + 1;
+        own.store(meetings, Ordering::SeqCst);
+        came[group] += 1;
+        let goal = came[group] * g.ranks.len() as u64;
+        if g.arrived.add() == goal {
+            g.arrived.ring();
+            return Ok(());
+        }
+        match g.arrived.wait(goal, hub.patience, &hub.failed) {
+            Waited::Ready => Ok(()),
+            Waited::Stopped => Err(hub.failure().unwrap_or_else(|| CommError::Broken("stopped by nobody".into()))),
+            Waited::Late => {
+                let late = |r: &usize| hub.desks[*r].meetings.load(Ordering::SeqCst) < meetings;
+                let ranks = g.ranks.iter().copied().filter(late).collect();
+                Err(CommError::Missing { ranks, seconds: hub.patience.limit.as_secs() })
+            }
+        }
+    }
+}
+
+impl Communicator for Local {
+    fn begin(&mut self) {
+        self.came.fill(0);
+    }
+
+    unsafe fn exchange(
+        &mut self,
+        e: &Exchange,
+        number: usize,
+        from: *const u8,
+        to: *mut u8,
+        pool: &Pool,
+    ) -> Result<(), CommError> {
+        let hub = self.hub.clone();
+        let group = hub.sets[e.set][self.rank];
+        let desk = &hub.desks[self.rank];
+        desk.from.store(from.cast_mut(), Ordering::Relaxed);
+        desk.to.store(to, Ordering::Relaxed);
+        desk.step.store(number as u64, Ordering::Relaxed);
+        let alone = e.group.len() == 1;
+        if !alone {
+            self.meet(group)?;
+            let elsewhere = |r: &&usize| hub.desks[**r].step.load(Ordering::Relaxed) != number as u64;
+            if let Some(r) = e.group.iter().find(elsewhere) {
+                return Err(CommError::Broken(format!("rank {r} is at another step than rank {}", self.rank)));
+            }
+        }
+        let shared = Shared(to);
+        with_element!(e.dtype, E => {
+            let theirs = |rank: usize| hub.desks[rank].from.load(Ordering::Relaxed).cast_const().cast::<E>();
+            let own = e.share(e.place);
+            let done = pool.split(own.len(), LEAST, &|begin, end| {
+                // SAFETY: the group has met, so that all arrays are there and nobody writes what is read, before the next
+                // meeting; pieces of the result are apart.
+                unsafe { transfer::fetch(e, (own.start + begin, own.start + end), &theirs, shared.get().cast::<E>()) }
+            });
+            done.map_err(CommError::Broken)?;
+            // SAFETY: they belong to nobody's share.
+            unsafe { transfer::clear(&e.dead, to.cast::<E>()) };
+            if alone {
+                return Ok(());
+            }
+            if e.alike.len() > 1 {
+                self.meet(group)?;
+                for (place, rank) in e.alike.iter().enumerate().filter(|(p, _)| *p != e.place) {
+                    let theirs = Shared(hub.desks[*rank].to.load(Ordering::Relaxed));
+                    let share = e.share(place);
+                    let done = pool.split(share.len(), LEAST, &|begin, end| {
+                        let part = (share.start + begin, share.start + end);
+                        // SAFETY: that rank has written its share and writes others only.
+                        unsafe { transfer::repeat(e, part, theirs.get().cast::<E>(), shared.get().cast::<E>()) }
+                    });
+                    done.map_err(CommError::Broken)?;
+                }
+            }
+        });
+        // Nobody goes on to overwrite what another one still reads.
+        self.meet(group)
+    }
+
+    fn failure(&self) -> Option<CommError> {
+        self.hub.failure()
+    }
+}

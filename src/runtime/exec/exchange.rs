@@ -1,0 +1,144 @@
+//! A rank among others: where it is in the mesh, and its part of each collective.
+
+use super::{Executor, place, placed};
+use crate::mesh::Atom;
+use crate::program::{Action, Collective, Program, SourceId, Step};
+use crate::runtime::RuntimeError;
+use crate::runtime::comm::{CommError, Communicator, Exchange};
+use indexmap::{IndexMap, IndexSet};
+
+/// The code of an error that another rank's has led to.
+pub(super) const FOLLOWS: &str = "E0814";
+
+pub struct Links {
+    /// Along the mesh's atoms.
+    pub coordinates: Vec<usize>,
+    exchanges: Vec<Exchange>,
+    /// By routine, and by number of step: which exchange it is.
+    numbers: Vec<Vec<u32>>,
+    comm: Box<dyn Communicator>,
+}
+
+impl Links {
+    pub fn new(program: &Program, rank: usize, comm: Box<dyn Communicator>) -> Result<Links, RuntimeError> {
+        let mesh = &program.mesh;
+        let sets = sets(program);
+        let (mut exchanges, mut known) = (Vec::new(), IndexMap::new());
+        let mut numbers = Vec::with_capacity(program.routines.len());
+        for routine in &program.routines {
+            let mut of_steps = Vec::new();
+            let mut wrong = None;
+            each_step(&routine.steps, &mut |step| {
+                of_steps.push(u32::MAX);
+                let Action::Collective(c) = &step.action else { return };
+                // Layers that exchange alike share what is found out.
+                let key = (c.reduce.clone(), c.atoms.clone(), c.dims.clone(), c.dtype);
+                let number = *known.entry(key).or_insert_with(|| {
+                    let set = sets.get_index_of(&c.atoms).unwrap_or_default();
+                    match Exchange::new(mesh, c, set, rank) {
+                        Ok(e) => exchanges.push(e),
+                        Err(why) => wrong = wrong.take().or(Some((step.source, c.kind.name(), why))),
+                    }
+                    exchanges.len().saturating_sub(1) as u32
+                });
+                *of_steps.last_mut().expect("just pushed") = number;
+            });
+            if let Some((source, kind, why)) = wrong {
+                return Err(placed(
+                    program,
+                    source,
+                    RuntimeError::internal(format!("`{kind}` of `{}`: {why}", routine.name)),
+                ));
+            }
+            numbers.push(of_steps);
+        }
+        let coordinates = mesh.atoms().map(|a| mesh.coordinate(rank, a)).collect();
+        Ok(Links { coordinates, exchanges, numbers, comm })
+    }
+
+    pub fn begin(&mut self) {
+        self.comm.begin();
+    }
+}
+
+/// The sets of atoms that collectives of a program go along.
+pub(super) fn sets(program: &Program) -> IndexSet<Vec<Atom>> {
+    let mut all = IndexSet::new();
+    for routine in &program.routines {
+        each_step(&routine.steps, &mut |step| {
+            if let Action::Collective(c) = &step.action {
+                all.insert(c.atoms.clone());
+            }
+        });
+    }
+    all
+}
+
+/// In the order of their numbers: those of a loop's body after the loop.
+fn each_step(steps: &[Step], visit: &mut impl FnMut(&Step)) {
+    for step in steps {
+        visit(step);
+        if let Action::Loop(l) = &step.action {
+            each_step(&l.body, visit);
+        }
+    }
+}
+
+impl Executor {
+    /// Where the rank's part of an array begins.
+    pub(super) fn origin(&self, terms: &[(Atom, u64)]) -> u64 {
+        let at = |a: &Atom| self.links.coordinates[a.index()] as u64;
+        terms.iter().fold(0, |sum, (a, times)| sum.wrapping_add(at(a).wrapping_mul(*times)))
+    }
+
+    pub(super) fn collective(
+        &mut self,
+        routine: usize,
+        number: usize,
+        c: &Collective,
+        step: &Step,
+    ) -> Result<(), RuntimeError> {
+        let [from, to] = [c.from, c.to].map(|b| self.memory.locate(&self.spots[routine], b));
+        let Links { exchanges, numbers, comm, .. } = &mut self.links;
+        let e = &exchanges[numbers[routine][number] as usize];
+        // SAFETY: buffers are whole arrays of the collective's shape and apart: invariants of a program.
+        let done = unsafe { comm.exchange(e, number, from, to, &self.pool) };
+        done.map_err(|why| self.not_exchanged(why, c.kind.name(), step.source))
+    }
+
+    /// Whether another rank has failed, so that this run is in vain.
+    pub(super) fn others_run(&self, step: &Step) -> Result<(), RuntimeError> {
+        let failure = self.links.comm.failure();
+        failure.map_or(Ok(()), |why| Err(self.not_exchanged(why, &step.label, step.source)))
+    }
+
+    fn not_exchanged(&self, why: CommError, what: &str, source: SourceId) -> RuntimeError {
+        let program = &self.program;
+        let name = |r: &usize| rank_name(program, *r);
+        let error = match why {
+            CommError::Failed { rank, why } => {
+                let at = place(program, source).map_or_else(String::new, |p| format!(" ({p})"));
+                RuntimeError::new(FOLLOWS, format!("{} failed while others were at `{what}`{at}", name(&rank)))
+                    .note(why)
+            }
+            CommError::Missing { ranks, seconds } => {
+                let names = ranks.iter().map(name).collect::<Vec<_>>().join(", ");
+                RuntimeError::new("E0815", format!("{names} did not come to `{what}` within {seconds} s"))
+                    .help("look what holds that rank up: it may wait for data or be starved of its core")
+            }
+            CommError::Broken(why) => RuntimeError::internal(format!("`{what}`: {why}")),
+        };
+        placed(program, source, error)
+    }
+}
+
+/// `rank 3 (dp = 1, tp = 1)`
+pub(super) fn rank_name(program: &Program, rank: usize) -> String {
+    let mesh = &program.mesh;
+    let along = |axis: usize| {
+        let at = mesh.atoms_of(axis).iter().fold(0, |n, a| n * mesh.size(*a) + mesh.coordinate(rank, *a));
+        format!("{} = {at}", mesh.axes[axis].name)
+    };
+    let all: Vec<String> = (0..mesh.axes.len()).map(along).collect();
+    format!("rank {rank} ({})", all.join(", "))
+}
