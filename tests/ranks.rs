@@ -1,5 +1,7 @@
 //! Programs of many ranks: every collective on the executor against the interpreter.
 
+#[path = "ranks/programs.rs"]
+mod programs;
 #[path = "support/ranks.rs"]
 mod support;
 

@@ -1,5 +1,7 @@
 //! Programs of many ranks: graphs in text form, arrays cut into parts, and the executor of all ranks beside the interpreter.
 
+// Its executor of one rank is not needed here.
+#[allow(dead_code)]
 #[path = "backend.rs"]
 mod backend;
 

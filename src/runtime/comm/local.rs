@@ -81,17 +81,11 @@ impl Hub {
         self.groups.iter().for_each(|g| g.arrived.ring());
     }
 
-    /// Set once a rank has failed.
-    pub fn failed(&self) -> &AtomicBool {
-        &self.failed
-    }
-
-    fn failure(&self) -> Option<CommError> {
-        let failed = self.failed.load(Ordering::Relaxed);
-        failed.then(|| match &*lock(&self.failure) {
+    fn failure(&self) -> CommError {
+        match &*lock(&self.failure) {
             Some((rank, why)) => CommError::Failed { rank: *rank, why: why.clone() },
             None => CommError::Broken("a failure without a rank".into()),
-        })
+        }
     }
 }
 
@@ -124,7 +118,7 @@ impl Local {
         }
         match g.arrived.wait(goal, hub.patience, &hub.failed) {
             Waited::Ready => Ok(()),
-            Waited::Stopped => Err(hub.failure().unwrap_or_else(|| CommError::Broken("stopped by nobody".into()))),
+            Waited::Stopped => Err(hub.failure()),
             Waited::Late => {
                 let late = |r: &usize| hub.desks[*r].meetings.load(Ordering::SeqCst) < meetings;
                 let ranks = g.ranks.iter().copied().filter(late).collect();
@@ -192,9 +186,5 @@ impl Communicator for Local {
         });
         // Nobody goes on to overwrite what another one still reads.
         self.meet(group)
-    }
-
-    fn failure(&self) -> Option<CommError> {
-        self.hub.failure()
     }
 }

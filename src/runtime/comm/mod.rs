@@ -47,7 +47,4 @@ pub trait Communicator: Send {
         to: *mut u8,
         pool: &Pool,
     ) -> Result<(), CommError>;
-
-    /// The rank that failed first and why, if one has: what this rank computes is of no use any more.
-    fn failure(&self) -> Option<CommError>;
 }

@@ -106,12 +106,6 @@ impl Executor {
         done.map_err(|why| self.not_exchanged(why, c.kind.name(), step.source))
     }
 
-    /// Whether another rank has failed, so that this run is in vain.
-    pub(super) fn others_run(&self, step: &Step) -> Result<(), RuntimeError> {
-        let failure = self.links.comm.failure();
-        failure.map_or(Ok(()), |why| Err(self.not_exchanged(why, &step.label, step.source)))
-    }
-
     fn not_exchanged(&self, why: CommError, what: &str, source: SourceId) -> RuntimeError {
         let program = &self.program;
         let name = |r: &usize| rank_name(program, *r);

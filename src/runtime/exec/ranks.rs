@@ -142,29 +142,33 @@ impl Ranks {
             let brief = Patience { limit: Duration::from_secs(1), ..*patience };
             self.dead = ended.wait(run * others, brief, never) != Waited::Ready;
         }
-        self.verdict(patience.limit)
+        let results = self.seats.iter().map(|s| lock(&s.result).take()).collect();
+        verdict(&self.program, results, patience.limit)
     }
+}
 
-    /// One error for all ranks.
-    fn verdict(&self, limit: Duration) -> Result<(), RuntimeError> {
-        let results: Vec<_> = self.seats.iter().map(|s| lock(&s.result).take()).collect();
-        if let Some(rank) = results.iter().position(Option::is_none) {
-            let name = rank_name(&self.program, rank);
-            return Err(RuntimeError::new("E0815", format!("{name} has not come back after {} s", limit.as_secs())));
-        }
-        let errors = results.into_iter().enumerate().filter_map(|(rank, r)| Some((rank, r?.err()?)));
-        let (follow, own): (Vec<_>, Vec<_>) = errors.partition(|(_, e)| e.code == FOLLOWS);
-        let waited = follow.into_iter().next();
-        match (own.into_iter().next(), waited) {
-            (None, None) => Ok(()),
-            (None, Some((_, e))) => Err(e),
-            (Some((rank, e)), None) => Err(e.note(format!("on {}", rank_name(&self.program, rank)))),
-            (Some((rank, e)), Some((other, w))) => {
-                let by = format!("{}: {}", rank_name(&self.program, other), w.message);
-                Err(e.note(format!("on {}", rank_name(&self.program, rank))).note(by))
-            }
-        }
+/// One error for all ranks: the lowest one's of those that failed by themselves.
+fn verdict(
+    program: &Program,
+    results: Vec<Option<Result<(), RuntimeError>>>,
+    limit: Duration,
+) -> Result<(), RuntimeError> {
+    let absent = results.iter().position(Option::is_none);
+    let errors = results.into_iter().enumerate().filter_map(|(rank, r)| Some((rank, r?.err()?)));
+    let (follow, own): (Vec<_>, Vec<_>) = errors.partition(|(_, e)| e.code == FOLLOWS);
+    let waited = follow.into_iter().next();
+    if let Some((rank, e)) = own.into_iter().next() {
+        let e = if program.mesh.ranks() > 1 { e.note(format!("on {}", rank_name(program, rank))) } else { e };
+        return Err(match waited {
+            Some((other, w)) => e.note(format!("on {}: {}", rank_name(program, other), w.message)),
+            None => e,
+        });
     }
+    if let Some(rank) = absent {
+        let name = rank_name(program, rank);
+        return Err(RuntimeError::new("E0815", format!("{name} has not come back after {} s", limit.as_secs())));
+    }
+    waited.map_or(Ok(()), |(_, e)| Err(e))
 }
 
 impl Drop for Ranks {
@@ -216,3 +220,6 @@ fn panicked(panic: &(dyn Any + Send)) -> RuntimeError {
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
     RuntimeError::internal(format!("a rank panicked: {}", text.unwrap_or_else(|| "no message".into())))
 }
+
+#[cfg(test)]
+mod tests;

@@ -34,7 +34,6 @@ impl Executor {
             let own = *number;
             *number += 1;
             let start = self.watch.times.is_some().then(Instant::now);
-            self.others_run(step)?;
             self.watch_before(routine, step);
             self.note_arena(routine, step);
             let result = match &step.action {
