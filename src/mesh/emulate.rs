@@ -4,7 +4,7 @@
 //! is what comes of reading it.
 
 use super::reshard::{Kind, Step};
-use super::{Atom, Layout, Mesh, algebra, cut};
+use super::{Atom, Entry, Layout, Mesh, Order, Partial, algebra, cut};
 use crate::types::{DType, ReduceKind, rng};
 
 /// One logical array as ranks hold it.
@@ -26,6 +26,28 @@ pub fn places(mesh: &Mesh, shape: &[usize], layout: &Layout, rank: usize) -> Vec
             (0..s.len).for_each(|i| along[s.global + i] = Some(s.local + i));
         }
         all = all.iter().flat_map(|at| along.iter().map(move |i| Some((*at)? * room + (*i)?))).collect();
+    }
+    all
+}
+
+/// Every layout of so many dims in which values are partial by this operator, if at all.
+pub fn layouts(mesh: &Mesh, dims: usize, op: ReduceKind) -> Vec<Layout> {
+    let mut all = vec![Layout::replicated(dims)];
+    for atom in mesh.atoms() {
+        let before = all.clone();
+        for at in &before {
+            let mut next = at.clone();
+            next.partial.push(Partial { atom, op });
+            all.push(next);
+            for d in 0..dims {
+                // At every place among those that cut the dim already.
+                for i in 0..=at.dims[d].len() {
+                    let mut next = at.clone();
+                    next.dims[d].insert(i, Entry::new(atom));
+                    all.push(next);
+                }
+            }
+        }
     }
     all
 }
@@ -160,5 +182,36 @@ impl<'a> Spread<'a> {
             buffers.push(buffer);
         }
         Ok((Spread { mesh, shape, layout: step.to.clone(), buffers }, sent / mesh.ranks() as f64))
+    }
+}
+
+/// Whether local arrays are what the buffers of ranks have room for, and hold each element once for each replica.
+#[test]
+fn blocks_tile_a_dim_once_for_each_replica() {
+    let meshes = [Mesh::of(&[("a", 2), ("b", 3), ("c", 2)]), Mesh::of(&[("a", 3), ("b", 2)]), Mesh::of(&[("a", 1)])];
+    for mesh in meshes {
+        for mut layout in layouts(&mesh, 1, ReduceKind::Sum) {
+            let cuts: usize = layout.dims[0].iter().map(|e| mesh.size(e.atom)).product();
+            for (unit, order) in [(1, Order::Block), (3, Order::Block), (1, Order::Zigzag), (2, Order::Zigzag)] {
+                if let Some(e) = layout.dims[0].last_mut() {
+                    *e = Entry { unit, order, ..*e };
+                }
+                for extent in [0, 1, 5, 12, 13, 24] {
+                    let room = layout.local(&mesh, &[extent])[0];
+                    let mut held = vec![0; extent];
+                    for rank in 0..mesh.ranks() {
+                        let mut used = vec![false; room];
+                        for (i, place) in places(&mesh, &[extent], &layout, rank).into_iter().enumerate() {
+                            let Some(place) = place else { continue };
+                            assert!(!std::mem::replace(&mut used[place], true), "two elements in one place");
+                            held[i] += 1;
+                        }
+                        let even = cut::even(&mesh, &layout.dims[0], extent);
+                        assert!(!even || used.iter().all(|u| *u), "{layout:?}, {extent}");
+                    }
+                    assert!(held.iter().all(|n| *n == mesh.ranks() / cuts), "{layout:?}, {extent}: {held:?}");
+                }
+            }
+        }
     }
 }

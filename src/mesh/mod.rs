@@ -1,7 +1,7 @@
 //! Meshes and layouts as plain values: how ranks are arranged, and what of a tensor each of them holds.
 //!
 //! In: sizes and names. Out: blocks, local shapes, the moves that lead from one layout to another and their bytes. Knows no
-//! graph. Reading order: this file (meshes), `cut.rs` (one dim cut by axes), `layout.rs` (a whole tensor),
+//! graph. Reading order: this file (meshes), `cut.rs` (one dim cut by axes), `layout.rs` (a whole tensor), `text.rs` (its notation),
 //! `algebra.rs` (operators of partial values), `reshard/` (moves between layouts, their cost, the cheapest path).
 //!
 //! - Every axis is a product of **atoms**, major first, which is more than one only where a rule needs a part of an axis.
@@ -17,10 +17,12 @@ pub mod cut;
 mod emulate;
 mod layout;
 pub mod reshard;
+mod text;
 
 pub use collective::CollectiveKind;
 pub use cut::{Cut, Entry, Order, Span};
 pub use layout::{Layout, Partial};
+pub use text::parse_layout;
 
 use serde::{Deserialize, Serialize};
 

@@ -3,7 +3,7 @@
 //! Every state keeps what both ends have in common. What costs no less than the obvious path is not looked at, and after
 //! so many moves the obvious path is taken: meshes and tensors have few axes and dims, so that this is for safety only.
 
-use super::super::{Atom, Entry, Layout, Mesh, Order, algebra};
+use super::super::{Atom, Entry, Layout, Mesh, Order, algebra, cut};
 use super::Kind;
 use super::plan::{Key, Walk, scatter};
 use crate::types::ReduceKind;
@@ -29,7 +29,24 @@ enum Move {
 
 /// A path that is cheaper than the obvious one, or that one.
 pub fn better<'a>(from: &Layout, to: &Layout, direct: Walk<'a>) -> Walk<'a> {
-    let ends = Ends::new(from, to);
+    let dims = places(&direct, from, to);
+    better_over(dims, from, to, direct)
+}
+
+/// The dims to cut on the way: those that are cut otherwise in the end; and the largest other one, as a place to put things:
+/// what is sent hardly hangs on which it is.
+fn places(direct: &Walk, from: &Layout, to: &Layout) -> Vec<usize> {
+    let (mut changed, same): (Vec<usize>, Vec<usize>) =
+        (0..from.dims.len()).partition(|d| from.dims[*d] != to.dims[*d]);
+    let open = |d: &usize| from.dims[*d].last().is_none_or(|e| e.order == Order::Block);
+    let room = |d: &usize| cut::nominal(direct.mesh, &from.dims[*d], direct.shape[*d]);
+    changed.extend(same.into_iter().filter(open).rev().max_by_key(room));
+    changed
+}
+
+/// The same with the dims to cut on the way given.
+pub fn better_over<'a>(dims: Vec<usize>, from: &Layout, to: &Layout, direct: Walk<'a>) -> Walk<'a> {
+    let ends = Ends::new(dims, from, to);
     let start = Walk::new(direct.mesh, direct.shape, from, false);
     let mut best: IndexMap<Layout, Key> = IndexMap::from([(from.clone(), start.key)]);
     let mut queue = BinaryHeap::from([Reverse((start.key, 0))]);
@@ -46,6 +63,10 @@ pub fn better<'a>(from: &Layout, to: &Layout, direct: Walk<'a>) -> Walk<'a> {
         }
         ends.moves(direct.mesh, &at, &mut |mv, target| {
             looked += 1;
+            // No move makes a path cheaper.
+            if best.get(&target).is_some_and(|k| *k <= key) {
+                return;
+            }
             let mut walk = nodes[i].walk.clone();
             apply(&mut walk, &mv, &target);
             if walk.key < direct.key && best.get(&target).is_none_or(|k| walk.key < *k) {
@@ -84,14 +105,16 @@ fn retrace<'a>(nodes: &[Node<'a>], last: usize, from: &Layout) -> Walk<'a> {
 struct Ends<'l> {
     from: &'l Layout,
     to: &'l Layout,
+    /// That may be cut.
+    dims: Vec<usize>,
     /// So many entries of each dim stay.
     kept: Vec<usize>,
 }
 
 impl<'l> Ends<'l> {
-    fn new(from: &'l Layout, to: &'l Layout) -> Ends<'l> {
+    fn new(dims: Vec<usize>, from: &'l Layout, to: &'l Layout) -> Ends<'l> {
         let common = |(a, b): (&Vec<Entry>, &Vec<Entry>)| a.iter().zip(b).take_while(|(x, y)| x == y).count();
-        Ends { from, to, kept: from.dims.iter().zip(&to.dims).map(common).collect() }
+        Ends { from, to, dims, kept: from.dims.iter().zip(&to.dims).map(common).collect() }
     }
 
     /// Every layout that one move leads to.
@@ -110,8 +133,8 @@ impl<'l> Ends<'l> {
     }
 
     /// Dims with a place for a minor entry.
-    fn open<'a>(&self, at: &'a Layout) -> impl Iterator<Item = usize> + use<'a> {
-        (0..at.dims.len()).filter(|d| at.dims[*d].last().is_none_or(|e| e.order == Order::Block))
+    fn open(&self, at: &Layout) -> impl Iterator<Item = usize> {
+        self.dims.iter().copied().filter(|d| at.dims[*d].last().is_none_or(|e| e.order == Order::Block))
     }
 
     /// The layout with a dim cut by more atoms, unless one deals from both ends before the last.

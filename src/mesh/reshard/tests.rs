@@ -1,32 +1,10 @@
 //! Every path of small meshes, run on emulated ranks, and the bytes of the usual ones.
 
-use super::super::emulate::{Spread, number};
-use super::super::{Entry, Layout, Mesh, Order, Partial};
+use super::super::emulate::{Spread, layouts, number};
+use super::super::{Entry, Layout, Mesh, Order};
 use super::plan::Walk;
 use super::{Cost, Kind, Step, cost, path, search};
 use crate::types::ReduceKind;
-
-/// Every layout of so many dims in which values are partial by this operator, if at all.
-fn layouts(mesh: &Mesh, dims: usize, op: ReduceKind) -> Vec<Layout> {
-    let mut all = vec![Layout::replicated(dims)];
-    for atom in mesh.atoms() {
-        let before = all.clone();
-        for at in &before {
-            let mut next = at.clone();
-            next.partial.push(Partial { atom, op });
-            all.push(next);
-            for d in 0..dims {
-                // At every place among those that cut the dim already.
-                for i in 0..=at.dims[d].len() {
-                    let mut next = at.clone();
-                    next.dims[d].insert(i, Entry::new(atom));
-                    all.push(next);
-                }
-            }
-        }
-    }
-    all
-}
 
 fn logical(shape: &[usize]) -> Vec<f64> {
     (0..shape.iter().product()).map(|i| number(7, i)).collect()
@@ -114,6 +92,19 @@ fn the_obvious_path_is_the_cheapest_wherever_it_says_so() {
         }
     }
     assert!(obvious > 4 * others / 3, "{obvious} of {}", obvious + others);
+}
+
+#[test]
+fn one_place_to_put_things_is_enough() {
+    for mesh in [Mesh::of(&[("a", 2), ("b", 2)]), links()] {
+        let all = layouts(&mesh, 3, ReduceKind::Sum);
+        for (from, to) in some_pairs(&all, 3) {
+            let plan = || Walk::direct(&mesh, &[8, 8, 16], from, to, false).expect("a path");
+            let found = |dims| search::better_over(dims, from, to, plan()).key;
+            let (one, every) = (search::better(from, to, plan()).key, found(vec![0, 1, 2]));
+            assert_eq!((one.0, one.1), (every.0, every.1), "{mesh}: {from:?} -> {to:?}");
+        }
+    }
 }
 
 /// A fast axis within a slow one.

@@ -77,6 +77,24 @@ impl<'a> Pair<'a> {
         Pair { from, to, extent, atoms }
     }
 
+    /// What is held twice, for all coordinates of its atoms.
+    fn table(&self, mesh: &Mesh) -> Vec<usize> {
+        let sizes: Vec<usize> = self.atoms.iter().map(|a| mesh.size(*a)).collect();
+        let mut all = Vec::with_capacity(sizes.iter().product());
+        let place = |e: &Entry| self.atoms.iter().position(|a| *a == e.atom).expect("one of both");
+        let (from, to): (Vec<usize>, Vec<usize>) =
+            (self.from.iter().map(place).collect(), self.to.iter().map(place).collect());
+        let (mut i, mut k) = (vec![0; from.len()], vec![0; to.len()]);
+        each(&sizes, |at| {
+            i.iter_mut().zip(&from).for_each(|(i, place)| *i = at[*place]);
+            k.iter_mut().zip(&to).for_each(|(k, place)| *k = at[*place]);
+            let before = cut::spans(mesh, self.from, self.extent, &i);
+            let after = cut::spans(mesh, self.to, self.extent, &k);
+            all.push(overlap(&before, &after));
+        });
+        all
+    }
+
     /// The finer cut, where one only goes on from the other: all that a rank holds under it is held under both.
     fn longer(&self) -> Option<&'a [Entry]> {
         if self.from.starts_with(self.to) {
@@ -91,23 +109,36 @@ impl<'a> Pair<'a> {
 
 /// The sum over coordinates of the atoms of products of what is held twice along each dim.
 fn count(mesh: &Mesh, atoms: &[Atom], dims: &[Pair]) -> u128 {
-    let mut coordinates = vec![0; atoms.len()];
-    let of = |coordinates: &[usize], c: &[Entry]| -> Vec<usize> {
-        c.iter().map(|e| coordinates[atoms.iter().position(|a| *a == e.atom).expect("an atom of the group")]).collect()
-    };
+    // Of each dim for all coordinates of its own atoms, and how far apart therein those of the group's atoms are.
+    let tables: Vec<(Vec<usize>, Vec<usize>)> = dims
+        .iter()
+        .map(|d| {
+            let stride = |a: &Atom| match d.atoms.iter().position(|x| x == a) {
+                Some(i) => mesh.group(&d.atoms[i + 1..]),
+                None => 0,
+            };
+            (d.table(mesh), atoms.iter().map(stride).collect())
+        })
+        .collect();
+    let sizes: Vec<usize> = atoms.iter().map(|a| mesh.size(*a)).collect();
     let mut sum = 0;
+    each(&sizes, |at| {
+        let of = |(table, strides): &(Vec<usize>, Vec<usize>)| {
+            table[at.iter().zip(strides).map(|(i, s)| i * s).sum::<usize>()] as u128
+        };
+        sum += tables.iter().map(of).product::<u128>();
+    });
+    sum
+}
+
+/// All coordinates, those of the last fastest.
+fn each(sizes: &[usize], mut visit: impl FnMut(&[usize])) {
+    let mut at = vec![0; sizes.len()];
     loop {
-        let mut product = 1u128;
-        for d in dims {
-            let a = cut::spans(mesh, d.from, d.extent, &of(&coordinates, d.from));
-            let b = cut::spans(mesh, d.to, d.extent, &of(&coordinates, d.to));
-            product *= overlap(&a, &b) as u128;
-        }
-        sum += product;
-        // The next coordinates, the last atom's fastest.
-        let Some(i) = (0..atoms.len()).rev().find(|i| coordinates[*i] + 1 < mesh.size(atoms[*i])) else { return sum };
-        coordinates[i] += 1;
-        coordinates[i + 1..].fill(0);
+        visit(&at);
+        let Some(i) = (0..at.len()).rev().find(|i| at[*i] + 1 < sizes[*i]) else { return };
+        at[i] += 1;
+        at[i + 1..].fill(0);
     }
 }
 
