@@ -14,6 +14,7 @@ pub mod mesh;
 pub mod program;
 pub mod resolve;
 pub mod runtime;
+pub mod shard;
 pub mod source;
 pub mod stage;
 pub mod stream;

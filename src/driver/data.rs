@@ -102,7 +102,7 @@ pub fn inputs(graph: &Graph, sample: Option<DimId>) -> Vec<Input> {
 }
 
 /// The smallest dim that an input's values index, so that a value out of range is found where it is read.
-fn bound(graph: &Graph, input: InputId) -> Option<Bound> {
+pub fn bound(graph: &Graph, input: InputId) -> Option<Bound> {
     // Values that are the input's, and whether negative ones have been dealt with on the way.
     let mut carried: Vec<(ValueId, bool)> = Vec::new();
     let mut found: Option<Bound> = None;

@@ -32,10 +32,12 @@ pub mod profile;
 pub mod recipe;
 pub mod sample;
 pub mod sampler;
+pub mod sharding;
 pub mod show;
 mod size;
 mod summary;
 pub mod train;
+pub mod verify;
 pub mod weights;
 
 pub use check::{Checked, ModelFacts, Request, check_source};

@@ -7,6 +7,7 @@ use super::origin::Origin;
 use super::passes::{Passes, internal};
 use super::recipe::{Load, Recipe, Valid};
 use super::sample::{self, SampleGraphs};
+use super::sharding::{self, Sharding};
 use super::{average, data, plan, size};
 use crate::autodiff;
 use crate::codegen::cpu::Target;
@@ -36,6 +37,8 @@ pub struct Graphs {
     pub train: Graph,
     pub eval: Graph,
     pub init: Graph,
+    /// How the plan spreads them over ranks; none on one device.
+    pub sharding: Option<Sharding>,
     pub timings: Vec<(&'static str, Duration)>,
 }
 
@@ -94,6 +97,8 @@ pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
     });
     take(&mut found, &mut eval.sink, &c.sources)?;
 
+    let sharding = p.run("resolve plan", || sharding::resolve(options, &c.program, &mut train, &mut eval, &mut found));
+    take(&mut found, &mut Sink::default(), &c.sources)?;
     let mut recipe = recipe(&train, &facts, item, options, &c.sources).map_err(|d| with(d, &c.sources))?;
     let base = options.request.path.parent().unwrap_or(Path::new(""));
     recipe.loads = p.run("map weights", || loads(&c, &train, &facts, item, base, &mut found));
@@ -133,7 +138,8 @@ pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
         size::addressable(graph).map_err(|d| with(d, &c.sources))?;
     }
     let findings = Findings { sources: c.sources, sink: found };
-    Ok(Graphs { findings, recipe, train, eval, init, timings: p.timings })
+    let sharding = sharding.map(|s| s.on(&train));
+    Ok(Graphs { findings, recipe, train, eval, init, sharding, timings: p.timings })
 }
 
 /// Parameters and states are zeros before their initial values are computed, so those that begin as zeros need no pass

@@ -21,7 +21,9 @@ pub fn single(options: &Options, program: &Program) -> Result<Single, Diagnostic
     let mut out = Single { precision: DType::F32, microbatches: None };
     if let Some(name) = &options.plan {
         let plan = plan::find(program, name)?;
-        one_rank(plan, options)?;
+        if !options.ranks {
+            one_rank(plan, options)?;
+        }
         for line in &plan.lines {
             match &line.kind {
                 PlanKind::Precision { name, .. } => {

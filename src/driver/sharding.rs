@@ -1,0 +1,198 @@
+//! A plan's layouts in terms of graphs, and the programs of a rank.
+
+use super::findings::Outcome;
+use super::options::Options;
+use super::passes::internal;
+use super::pipeline::{Graphs, with};
+use crate::check::plan::{Link, Order};
+use crate::diag::{Diagnostic, Sink};
+use crate::elaborate::plan::{self, PlanScope, ResolvedPlan, RuleKind};
+use crate::elaborate::Elab;
+use crate::ir::{DimId, Graph};
+use crate::mesh::{self, Atom, Axis, Cut, Entry, Mesh};
+use crate::resolve::Program;
+use crate::shard::{self, Pin, Place, Rules, Sharded, Storage, Strength, Zero};
+
+/// How a plan spreads the graphs of a training run over ranks.
+#[derive(Debug)]
+pub struct Sharding {
+    pub plan: ResolvedPlan,
+    pub train: Rules,
+    pub eval: Rules,
+    pub storage: Storage,
+}
+
+/// The programs of a rank.
+pub struct Programs {
+    pub train: Sharded,
+    pub eval: Sharded,
+    pub init: Sharded,
+}
+
+impl Sharding {
+    /// With the layouts that parameters and states have in the training step.
+    pub fn on(self, train: &Graph) -> Sharding {
+        Sharding { storage: shard::storage(train, &self.train), ..self }
+    }
+
+    pub fn mesh(&self) -> &Mesh {
+        &self.train.mesh
+    }
+}
+
+/// The plan of the options against both walks of the model; none where it leaves everything on one device.
+pub fn resolve(
+    options: &Options,
+    program: &Program,
+    train: &mut Elab<'_>,
+    eval: &mut Elab<'_>,
+    found: &mut Sink,
+) -> Option<Sharding> {
+    if !options.ranks {
+        return None;
+    }
+    let ast = plan::find(program, options.plan.as_ref()?).ok()?;
+    let (plan, sink) = train.resolve_plan(ast, &options.mesh);
+    found.extend(sink);
+    let plan = plan?;
+    // What is wrong with it was said.
+    let (other, _) = eval.resolve_plan(ast, &options.mesh);
+    let other = other?;
+    let (rules, others) = match (rules(&plan, &train.b.graph), self::rules(&other, &eval.b.graph)) {
+        (Ok(a), Ok(b)) => (a, b),
+        (Err(d), _) | (_, Err(d)) => {
+            found.push(*d);
+            return None;
+        }
+    };
+    (rules.mesh.ranks() > 1).then(|| Sharding { plan, train: rules, eval: others, storage: Storage::default() })
+}
+
+/// The programs of a rank, verified.
+pub fn programs(g: &Graphs) -> Outcome<Option<Programs>> {
+    let Some(s) = &g.sharding else { return Ok(None) };
+    let one = |name: &str, graph: &Graph, rules: &Rules| -> Outcome<Sharded> {
+        let out = shard::shard(graph, rules, &s.storage).map_err(|d| with(*d, &g.findings.sources))?;
+        shard::verify(&out.graph).map_err(|why| internal(name, &why))?;
+        Ok(out)
+    };
+    let init = Rules { mesh: s.train.mesh.clone(), ..Rules::default() };
+    Ok(Some(Programs {
+        train: one("shard train", &g.train, &s.train)?,
+        eval: one("shard eval", &g.eval, &s.eval)?,
+        init: one("shard init", &g.init, &init)?,
+    }))
+}
+
+/// What a byte along an axis costs, relative to the fastest links.
+fn weight(link: Option<Link>) -> u32 {
+    match link {
+        None | Some(Link::NvLink) => 1,
+        Some(Link::Pcie) => 8,
+        Some(Link::InfiniBand) => 10,
+        Some(Link::Ethernet) => 40,
+    }
+}
+
+/// The rules of a plan.
+fn rules(plan: &ResolvedPlan, g: &Graph) -> Result<Rules, Box<Diagnostic>> {
+    let mut mesh = Mesh::default();
+    for a in &plan.mesh {
+        let axis = Axis { name: a.name.clone(), atoms: vec![a.size as usize], weight: weight(a.link) };
+        mesh.axes.push(axis);
+    }
+    for r in &plan.rules {
+        if let [axis] = r.axes[..] {
+            divide(&mut mesh, axis, &r.dims, g);
+        }
+    }
+    let mut pins = Vec::new();
+    for r in &plan.rules {
+        let atoms: Vec<Atom> = r.axes.iter().flat_map(|a| mesh.atoms_of(*a)).filter(|a| mesh.size(*a) > 1).collect();
+        let cuts = deal(&mesh, &atoms, &r.dims, g).ok_or_else(|| {
+            let sizes: Vec<String> = r.dims.iter().map(|d| g.size(*d).to_string()).collect();
+            let names: Vec<&str> = r.dims.iter().map(|d| g.dim(*d).name.as_str()).collect();
+            Box::new(
+                Diagnostic::error("E0505", format!("{} ranks do not divide {} together", mesh.group(&atoms), names.join(", ")))
+                    .at(r.dims_span, format!("of sizes {}", sizes.join(", ")))
+                    .help(format!("cut one of them: `shard {} by ..` or `shard {} by ..`", names[0], names[names.len() - 1])),
+            )
+        })?;
+        for (dim, mut entries) in r.dims.iter().zip(cuts) {
+            if let (Order::Zigzag, Some(last)) = (r.order, entries.last_mut()) {
+                last.order = mesh::Order::Zigzag;
+            }
+            if entries.is_empty() && !r.axes.is_empty() && !atoms.is_empty() {
+                // Atoms that the major dims of the group have taken.
+                continue;
+            }
+            let strength = match r.kind {
+                RuleKind::Statement => Strength::Statement,
+                RuleKind::Layout => Strength::Layout,
+                RuleKind::Inline => Strength::Inline,
+            };
+            // An axis of one rank cuts nothing and says nothing.
+            if entries.is_empty() && !r.axes.is_empty() {
+                continue;
+            }
+            pins.push(Pin { dim: *dim, entries, place: r.scope.as_ref().map(|s| place(s, g)), strength, span: r.span });
+        }
+    }
+    let zero = plan.zero.iter().map(|z| Zero {
+        level: z.level,
+        atoms: z.axes.iter().flat_map(|a| mesh.atoms_of(*a)).filter(|a| mesh.size(*a) > 1).collect(),
+        place: z.scope.as_ref().map(|s| place(s, g)),
+        regather: z.regather == crate::check::plan::Regather::Backward,
+        span: z.span,
+    });
+    Ok(Rules { zero: zero.collect(), mesh, pins })
+}
+
+/// Divides an axis into two atoms where the first of several dims is smaller than it.
+fn divide(mesh: &mut Mesh, axis: usize, dims: &[DimId], g: &Graph) {
+    let [first, _, ..] = dims else { return };
+    let (size, n) = (mesh.axes[axis].size(), g.size(*first));
+    let whole = mesh.axes[axis].atoms.len() == 1;
+    if whole && n > 1 && n < size && size.is_multiple_of(n) {
+        mesh.axes[axis].atoms = vec![n, size / n];
+    }
+}
+
+/// The atoms that each of several dims gets, which are cut as if they were one: major dims first, as far as they divide. The last dim need
+/// not divide.
+fn deal(mesh: &Mesh, atoms: &[Atom], dims: &[DimId], g: &Graph) -> Option<Vec<Cut>> {
+    let mut cuts = vec![Cut::new(); dims.len()];
+    if dims.len() == 1 {
+        cuts[0] = atoms.iter().map(|a| Entry::new(*a)).collect();
+        return Some(cuts);
+    }
+    let (mut at, mut left) = (0, g.size(dims[0]));
+    for a in atoms {
+        let size = mesh.size(*a);
+        while left == 1 && at + 1 < dims.len() {
+            at += 1;
+            left = g.size(dims[at]);
+        }
+        if left.is_multiple_of(size) {
+            left /= size;
+        } else if at + 1 == dims.len() {
+            left = left.div_ceil(size);
+        } else {
+            return None;
+        }
+        cuts[at].push(Entry::new(*a));
+    }
+    Some(cuts)
+}
+
+fn place(s: &PlanScope, g: &Graph) -> Place {
+    let name = s.values.first().and_then(|v| g.value(*v).name.clone());
+    let named = s.named.then(|| name.or_else(|| s.text.rsplit('.').next().map(str::to_string))).flatten();
+    let leaf = !s.params.is_empty() || !s.states.is_empty() || !s.values.is_empty();
+    Place {
+        roots: s.roots.clone(),
+        named: named.filter(|_| leaf),
+        params: s.params.clone(),
+        states: s.states.clone(),
+    }
+}

@@ -1,0 +1,289 @@
+//! Which loops of each operation are cut, atom by atom.
+//!
+//! A loop is *agreed* if an operand has it and every operand and result that has it is cut so by a rule: it takes the
+//! atom. Where nothing is agreed, the loops that some slot is cut along, and no loop at all, are priced: bytes to bring each operand
+//! to what is needed and the result from what is made to its layout, times the weight of the axis, and twice in the forward pass for what
+//! has a gradient (the dual move). Least wins; ties: fewer collectives, a cut before none, a loop of the result before a
+//! contracted one, order of declaration. An open result takes the form in which it is made.
+
+use super::facts::{Origin, State};
+use super::nest::{Along, Nest};
+use super::propagate::{accept, cut_of, propagate};
+use crate::ir::*;
+use crate::mesh::{Atom, Cut, Entry};
+use std::collections::HashSet;
+
+/// Where an atom is in a slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Role {
+    /// On the dim of a loop.
+    Cut(usize),
+    /// On no dim.
+    Free,
+}
+
+/// What has been decided along the way.
+struct Assigner {
+    /// Values that exist in a form without an atom that cuts them.
+    gathered: HashSet<(usize, Atom)>,
+    phase: Phase,
+}
+
+/// Cuts the loops of all operations of a phase (`Backward`: and of updates).
+pub fn assign(s: &mut State<'_>, phase: Phase) {
+    let mut a = Assigner { gathered: HashSet::new(), phase };
+    for id in s.classes.speakers.clone() {
+        let op = s.g.op(id);
+        let class = s.classes.of_op[id.index()] as usize;
+        let now = (op.phase == Phase::Forward) == (phase == Phase::Forward);
+        if !now || s.loops[class].is_some() {
+            continue;
+        }
+        if let Some(nest) = s.nests[id.index()].take() {
+            let cuts = a.operation(s, id, &nest);
+            s.loops[class] = Some(cuts);
+            s.nests[id.index()] = Some(nest);
+        }
+    }
+}
+
+impl Assigner {
+    fn operation(&mut self, s: &mut State<'_>, id: OpId, nest: &Nest) -> Vec<Cut> {
+        let op = s.g.op(id);
+        let slots = nest.operands + op.results.len();
+        let mut atoms: Vec<Atom> = Vec::new();
+        for i in 0..slots {
+            let v = if i < nest.operands { op.args[i] } else { op.results[i - nest.operands] };
+            atoms.extend(s.held(v).cuts.iter().flatten().map(|e| e.atom));
+        }
+        atoms.sort_unstable();
+        atoms.dedup();
+        let mut chosen: Vec<(Atom, Option<usize>)> = Vec::new();
+        let mut grown = false;
+        for a in atoms {
+            let roles: Vec<Vec<Role>> = (0..slots).map(|i| self.roles(s, op, nest, i, a)).collect();
+            let at = match agreed(s, op, nest, a) {
+                Some(l) => Some(l),
+                None => self.cheapest(s, op, nest, a, &roles, &chosen),
+            };
+            for (i, v) in op.args.iter().enumerate() {
+                let cut = roles[i].iter().any(|r| matches!(r, Role::Cut(_)));
+                let stays = at.is_some_and(|l| roles[i].contains(&Role::Cut(l)));
+                if cut && !stays && !at.is_some_and(|l| nest.loops[l].slots[i].is_some()) {
+                    self.gathered.insert((s.classes.class(*v), a));
+                }
+            }
+            grown |= at.is_some_and(|l| adopt(s, id, op, nest, l, a, self.phase));
+            chosen.push((a, at));
+        }
+        if grown {
+            propagate(s, self.phase);
+        }
+        ordered(s, op, nest, &chosen)
+    }
+
+    /// The loops on which a slot has an atom; `usize::MAX`: a dim that no loop covers.
+    fn roles(&self, s: &State<'_>, op: &Operation, nest: &Nest, i: usize, a: Atom) -> Vec<Role> {
+        let v = if i < nest.operands { op.args[i] } else { op.results[i - nest.operands] };
+        let Some(at) = s.held(v).cuts.iter().position(|c| c.iter().any(|e| e.atom == a)) else { return vec![Role::Free] };
+        let on = |l: &super::nest::Loop| l.slots[i].is_some_and(|p| p.at == at);
+        let whole = |l: &super::nest::Loop, k: usize| {
+            l.along == Along::Whole || !cut_of(s, op, &nest.loops[k], i).is_some_and(|c| c.iter().any(|e| e.atom == a))
+        };
+        match nest.loops.iter().enumerate().find(|(_, l)| on(l)) {
+            Some((k, l)) if !whole(l, k) => vec![Role::Cut(k)],
+            _ => vec![Role::Cut(usize::MAX)],
+        }
+    }
+
+    fn cheapest(
+        &self,
+        s: &State<'_>,
+        op: &Operation,
+        nest: &Nest,
+        a: Atom,
+        roles: &[Vec<Role>],
+        chosen: &[(Atom, Option<usize>)],
+    ) -> Option<usize> {
+        let mut candidates: Vec<Option<usize>> = Vec::new();
+        for (k, l) in nest.loops.iter().enumerate() {
+            let here = roles.iter().any(|r| r.contains(&Role::Cut(k)));
+            if l.along != Along::Whole && here {
+                candidates.push(Some(k));
+            }
+        }
+        candidates.push(None);
+        let rank = |c: &Option<usize>| {
+            let price = self.price(s, op, nest, a, *c, roles, chosen);
+            let kind = match c {
+                None => 2,
+                Some(k) if matches!(nest.loops[*k].along, Along::Contract(_)) => 1,
+                Some(_) => 0,
+            };
+            (price.0, price.1, kind, c.unwrap_or(usize::MAX))
+        };
+        candidates.into_iter().min_by(|x, y| rank(x).partial_cmp(&rank(y)).expect("bytes are numbers")).flatten()
+    }
+
+    /// Bytes and collectives.
+    #[allow(clippy::too_many_arguments)]
+    fn price(
+        &self,
+        s: &State<'_>,
+        op: &Operation,
+        nest: &Nest,
+        a: Atom,
+        at: Option<usize>,
+        roles: &[Vec<Role>],
+        chosen: &[(Atom, Option<usize>)],
+    ) -> (f64, usize) {
+        let n = s.mesh.size(a) as f64;
+        let share = (n - 1.0) / n * s.mesh.weight(&[a]) as f64;
+        let (mut bytes, mut count) = (0.0, 0);
+        let mut add = |x: f64, v: ValueId| {
+            if x > 0.0 {
+                let twice = op.phase == Phase::Forward && s.varies[s.classes.class(v)];
+                bytes += if twice { 2.0 * x } else { x };
+                count += 1;
+            }
+        };
+        for (i, v) in op.args.iter().enumerate() {
+            let needed = at.filter(|l| nest.loops[*l].slots[i].is_some());
+            let whole = local_bytes(s, *v, a);
+            match (roles[i][0], needed) {
+                (Role::Cut(x), Some(l)) if x == l => {}
+                (Role::Free, _) => {}
+                (Role::Cut(_), None) => {
+                    if !self.gathered.contains(&(s.classes.class(*v), a)) {
+                        add(share * whole, *v);
+                    }
+                }
+                (Role::Cut(_), Some(_)) => add(share * whole / n, *v),
+            }
+        }
+        for (k, v) in op.results.iter().enumerate() {
+            let i = nest.operands + k;
+            // What of the result is cut by atoms that were decided before.
+            let whole = made_bytes(s, op, nest, *v, i, chosen);
+            let made = at.map(|l| (l, nest.loops[l].slots[i].is_some(), nest.loops[l].along));
+            match (made, roles[i][0]) {
+                (None, _) => {}
+                (Some((l, true, _)), Role::Cut(x)) if x == l => {}
+                (Some((l, true, _)), Role::Free) => {
+                    let place = nest.loops[l].slots[i].expect("just seen");
+                    if s.held(*v).fixed[place.at] {
+                        add(share * whole, *v);
+                    }
+                }
+                (Some((_, true, _)), Role::Cut(_)) => add(share * whole / n, *v),
+                (Some((_, false, Along::Contract(_))), Role::Cut(_)) => add(share * whole, *v),
+                (Some((_, false, Along::Contract(_))), Role::Free) => {
+                    let open = free_dim(s, *v, a).is_some();
+                    add(if open { share * whole } else { 2.0 * share * whole }, *v);
+                }
+                (Some((_, false, _)), _) => {}
+            }
+        }
+        (bytes, count)
+    }
+}
+
+/// The loop that facts agree on.
+fn agreed(s: &State<'_>, op: &Operation, nest: &Nest, a: Atom) -> Option<usize> {
+    let value = |i: usize| if i < nest.operands { op.args[i] } else { op.results[i - nest.operands] };
+    let fact = |l: &super::nest::Loop, i: usize| {
+        let Some(place) = l.slots[i] else { return true };
+        let fixed = s.held(value(i)).fixed[place.at];
+        fixed && cut_of(s, op, l, i).is_some_and(|c| c.iter().any(|e| e.atom == a))
+    };
+    let slots = nest.operands + op.results.len();
+    let all = |l: &super::nest::Loop| l.along != Along::Whole && (0..slots).all(|i| fact(l, i));
+    let with_operand = |l: &super::nest::Loop| l.slots[..nest.operands].iter().any(Option::is_some);
+    let largest = |l: &super::nest::Loop| {
+        let sizes = (0..nest.operands).filter(|i| l.slots[*i].is_some()).map(|i| s.g.bytes(value(i)));
+        sizes.max().unwrap_or(0)
+    };
+    let mut best: Option<(usize, usize)> = None;
+    for (k, l) in nest.loops.iter().enumerate() {
+        if with_operand(l) && all(l) && best.is_none_or(|(_, b)| largest(l) > b) {
+            best = Some((k, largest(l)));
+        }
+    }
+    if best.is_some() || op.phase != Phase::Backward {
+        return best.map(|b| b.0);
+    }
+    // What adds to a parameter's gradient is no larger than the part of the parameter.
+    let closed = |v: &ValueId| s.held(*v).origin.contains(&Origin::Closed);
+    if !op.results.iter().all(closed) {
+        return None;
+    }
+    nest.loops.iter().position(|l| !with_operand(l) && l.slots.iter().any(Option::is_some) && all(l))
+}
+
+/// Bytes of a rank's part of a value, but for what one atom cuts.
+fn local_bytes(s: &State<'_>, v: ValueId, but: Atom) -> f64 {
+    let others = s.held(v).cuts.iter().flatten().filter(|e| e.atom != but);
+    s.g.bytes(v) as f64 / others.map(|e| s.mesh.size(e.atom) as f64).product::<f64>()
+}
+
+fn made_bytes(
+    s: &State<'_>,
+    op: &Operation,
+    nest: &Nest,
+    v: ValueId,
+    slot: usize,
+    chosen: &[(Atom, Option<usize>)],
+) -> f64 {
+    let _ = op;
+    let cut = chosen.iter().filter(|(_, l)| l.is_some_and(|l| nest.loops[l].slots[slot].is_some()));
+    s.g.bytes(v) as f64 / cut.map(|(a, _)| s.mesh.size(*a) as f64).product::<f64>()
+}
+
+/// The largest dim of an open value that an atom could cut.
+fn free_dim(s: &State<'_>, v: ValueId, a: Atom) -> Option<usize> {
+    let held = s.held(v);
+    let dims = &s.g.value(v).dims;
+    let fits = |i: &usize| !held.fixed[*i] && held.cuts[*i].is_empty() && s.g.size(dims[*i]) >= s.mesh.size(a);
+    (0..dims.len()).filter(fits).max_by_key(|i| (s.g.size(dims[*i]), std::cmp::Reverse(*i)))
+}
+
+/// An open result takes the form in which it is made.
+fn adopt(s: &mut State<'_>, id: OpId, op: &Operation, nest: &Nest, l: usize, a: Atom, phase: Phase) -> bool {
+    let mut changed = false;
+    for (k, v) in op.results.iter().enumerate() {
+        let i = nest.operands + k;
+        if s.held(*v).cuts.iter().flatten().any(|e| e.atom == a) {
+            continue;
+        }
+        let Some(place) = nest.loops[l].slots[i] else { continue };
+        let entry = entry_of(s, op, nest, l, a);
+        let mut cut = s.held(*v).cuts[place.at].clone();
+        cut.extend(super::units::to_slot(s.mesh, &[entry], nest.loops[l].extent, place.scale));
+        changed |= accept(s, *v, place.at, &cut, Origin::Chosen(id), phase);
+    }
+    changed
+}
+
+/// The entry by which some slot has an atom on a loop.
+fn entry_of(s: &State<'_>, op: &Operation, nest: &Nest, l: usize, a: Atom) -> Entry {
+    let slots = nest.operands + op.results.len();
+    let found = (0..slots).find_map(|i| cut_of(s, op, &nest.loops[l], i)?.into_iter().find(|e| e.atom == a));
+    found.unwrap_or(Entry::new(a))
+}
+
+/// The cuts of all loops, entries in the order that the slots have them.
+fn ordered(s: &State<'_>, op: &Operation, nest: &Nest, chosen: &[(Atom, Option<usize>)]) -> Vec<Cut> {
+    let slots = nest.operands + op.results.len();
+    let mut cuts = vec![Cut::new(); nest.loops.len()];
+    for (k, cut) in cuts.iter_mut().enumerate() {
+        let mine = |a: Atom| chosen.iter().any(|(b, l)| *b == a && *l == Some(k));
+        for i in 0..slots {
+            for e in cut_of(s, op, &nest.loops[k], i).into_iter().flatten() {
+                if mine(e.atom) && !cut.iter().any(|c| c.atom == e.atom) {
+                    cut.push(e);
+                }
+            }
+        }
+    }
+    cuts
+}

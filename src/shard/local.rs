@@ -1,0 +1,195 @@
+//! What a rank knows of the part that it holds: where its elements are in the whole, and which of them are real.
+
+use crate::ir::*;
+use crate::mesh::{Atom, Cut, Order, cut};
+use crate::types::{DType, MapOp};
+use std::collections::HashMap;
+
+/// The dims of a rank's program and index arithmetic over them.
+#[derive(Default)]
+pub struct Local {
+    dims: HashMap<(DimId, Cut), DimId>,
+    /// By block: coordinates, indices and masks that were made.
+    coordinates: HashMap<(BlockId, Atom), ValueId>,
+    indices: HashMap<(BlockId, DimId), ValueId>,
+    masks: HashMap<(BlockId, DimId), Option<ValueId>>,
+}
+
+impl Local {
+    /// The dim of a part: of the dim itself where nothing cuts it.
+    pub fn dim(&mut self, b: &mut Builder, dim: DimId, cut: &Cut) -> DimId {
+        if cut.is_empty() {
+            return dim;
+        }
+        if let Some(d) = self.dims.get(&(dim, cut.clone())) {
+            return *d;
+        }
+        let Dim { name, size, ragged, .. } = b.graph.dim(dim).clone();
+        let atoms: Vec<Atom> = cut.iter().map(|e| e.atom).collect();
+        let name = format!("{name}.{}", b.graph.mesh.names(&atoms).join(".").replace(':', "."));
+        let nominal = cut::nominal(&b.graph.mesh, cut, size).max(1);
+        let d = b.add_dim(&name, nominal, ragged);
+        b.graph.dims[d.index()].cut = Some(CutDim { extent: size, entries: cut.clone() });
+        self.dims.insert((dim, cut.clone()), d);
+        d
+    }
+
+    pub fn coordinate(&mut self, b: &mut Builder, atom: Atom) -> ValueId {
+        let key = (b.block(), atom);
+        if let Some(v) = self.coordinates.get(&key) {
+            return *v;
+        }
+        let v = b.emit(Op::Coordinate(atom), &[], &[(DType::I32, vec![])])[0];
+        self.coordinates.insert(key, v);
+        v
+    }
+
+    fn int(b: &mut Builder, x: usize) -> ValueId {
+        b.scalar(x as f64, DType::I32)
+    }
+
+    /// What a block closes with is not known outside of it.
+    pub fn close(&mut self, block: BlockId) {
+        self.coordinates.retain(|k, _| k.0 != block);
+        self.indices.retain(|k, _| k.0 != block);
+        self.masks.retain(|k, _| k.0 != block);
+    }
+
+    /// I32 over the dim: the index of each element in the whole.
+    pub fn index(&mut self, b: &mut Builder, dim: DimId) -> ValueId {
+        let key = (b.block(), dim);
+        if let Some(v) = self.indices.get(&key) {
+            return *v;
+        }
+        let mut at = b.iota(dim);
+        if let Some(CutDim { extent, entries }) = b.graph.dim(dim).cut.clone() {
+            let sizes = cut::extents(&b.graph.mesh, &entries, extent);
+            for (k, e) in entries.iter().enumerate().rev() {
+                at = self.outwards(b, at, e, sizes[k + 1]);
+            }
+        }
+        self.indices.insert(key, at);
+        at
+    }
+
+    /// From places in the block of an entry to places in what the entry cuts.
+    fn outwards(&mut self, b: &mut Builder, at: ValueId, e: &crate::mesh::Entry, block: usize) -> ValueId {
+        let c = self.coordinate(b, e.atom);
+        match e.order {
+            Order::Block => {
+                let size = Self::int(b, block);
+                let offset = b.mul(c, size);
+                b.add(offset, at)
+            }
+            Order::Zigzag => {
+                let (half, parts) = (Self::int(b, block / 2), b.graph.mesh.size(e.atom));
+                let near = b.mul(c, half);
+                let near = b.add(near, at);
+                // Of block 2a - 1 - c, whose first place is half: (2a - 2 - c) * half further.
+                let last = Self::int(b, 2 * parts - 2);
+                let far = b.sub(last, c);
+                let far = b.mul(far, half);
+                let far = b.add(far, at);
+                let first = b.map(MapOp::Lt, &[at, half]);
+                b.select(first, near, far)
+            }
+        }
+    }
+
+    /// Bool over the dim: which elements are real; none where all are, on every rank.
+    pub fn real(&mut self, b: &mut Builder, dim: DimId) -> Option<ValueId> {
+        let CutDim { extent, entries } = b.graph.dim(dim).cut.clone()?;
+        if cut::even(&b.graph.mesh, &entries, extent) {
+            return None;
+        }
+        let key = (b.block(), dim);
+        if let Some(v) = self.masks.get(&key) {
+            return *v;
+        }
+        let sizes = cut::extents(&b.graph.mesh, &entries, extent);
+        let mut at = b.iota(dim);
+        let mut mask: Option<ValueId> = None;
+        for (k, e) in entries.iter().enumerate().rev() {
+            at = self.outwards(b, at, e, sizes[k + 1]);
+            if sizes[k + 1] * b.graph.mesh.size(e.atom) != sizes[k] {
+                let n = Self::int(b, sizes[k]);
+                let inside = b.map(MapOp::Lt, &[at, n]);
+                mask = Some(match mask {
+                    None => inside,
+                    Some(m) => b.map(MapOp::And, &[m, inside]),
+                });
+            }
+        }
+        self.masks.insert(key, mask);
+        mask
+    }
+
+    /// A value with something else where it is not real along some dims.
+    pub fn masked(&mut self, b: &mut Builder, v: ValueId, dims: &[DimId], fill: f64) -> ValueId {
+        let mut out = v;
+        for d in dims {
+            if !b.dims(v).contains(d) {
+                continue;
+            }
+            if let Some(mask) = self.real(b, *d) {
+                let fill = b.scalar(fill, b.dtype(v));
+                let types = [(b.dtype(v), b.dims(v).to_vec())];
+                out = b.emit(Op::Map(MapOp::Where), &[mask, out, fill], &types)[0];
+            }
+        }
+        out
+    }
+
+    /// An index into a whole dim as an index into a rank's part of it; -1 where another rank has the element, and the size of the
+    /// part (out of its range) where nobody has. Negative indices are nobody's, unless they are `allowed`: then they stay negative.
+    pub fn inwards(&mut self, b: &mut Builder, index: ValueId, dim: DimId, allowed: bool) -> ValueId {
+        let Some(CutDim { extent, entries }) = b.graph.dim(dim).cut.clone() else { return index };
+        let sizes = cut::extents(&b.graph.mesh, &entries, extent);
+        let zero = Self::int(b, 0);
+        let mut at = index;
+        let mut mine: Option<ValueId> = None;
+        for (k, e) in entries.iter().enumerate() {
+            let c = self.coordinate(b, e.atom);
+            let (near, inside) = match e.order {
+                Order::Block => {
+                    let size = Self::int(b, sizes[k + 1]);
+                    let offset = b.mul(c, size);
+                    let near = b.sub(at, offset);
+                    (near, self.between(b, near, zero, size))
+                }
+                Order::Zigzag => {
+                    let parts = b.graph.mesh.size(e.atom);
+                    let (half, whole) = (Self::int(b, sizes[k + 1] / 2), Self::int(b, sizes[k + 1]));
+                    let offset = b.mul(c, half);
+                    let near = b.sub(at, offset);
+                    let first = self.between(b, near, zero, half);
+                    let last = Self::int(b, 2 * parts - 2);
+                    let far = b.sub(last, c);
+                    let far = b.mul(far, half);
+                    let far = b.sub(at, far);
+                    let second = self.between(b, far, half, whole);
+                    let place = b.select(first, near, far);
+                    (place, b.map(MapOp::Or, &[first, second]))
+                }
+            };
+            at = near;
+            mine = Some(match mine {
+                None => inside,
+                Some(m) => b.map(MapOp::And, &[m, inside]),
+            });
+        }
+        let mine = mine.expect("a cut has entries");
+        let n = Self::int(b, extent);
+        let below = b.map(MapOp::Lt, &[index, n]);
+        let valid = if allowed { below } else { self.between(b, index, zero, n) };
+        let (nobody, other) = (Self::int(b, b.size(dim)), b.scalar(-1.0, DType::I32));
+        let elsewhere = b.select(valid, other, nobody);
+        b.select(mine, at, elsewhere)
+    }
+
+    fn between(&mut self, b: &mut Builder, x: ValueId, lo: ValueId, hi: ValueId) -> ValueId {
+        let above = b.map(MapOp::Ge, &[x, lo]);
+        let below = b.map(MapOp::Lt, &[x, hi]);
+        b.map(MapOp::And, &[above, below])
+    }
+}

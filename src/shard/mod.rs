@@ -1,0 +1,129 @@
+//! Shards a program: from rules about dims to the one program that every rank of a mesh runs.
+//!
+//! In: a verified, pruned graph on whole shapes, and [`Rules`]. Out: a [`Sharded`]: the graph of a rank, in which dims are parts
+//! of wholes and collectives stand where layouts change, and why each of them is there. No strategy is known here: data, tensor, sequence and
+//! expert parallelism and ZeRO are layouts.
+//!
+//! Invariants of the result (checked by `verify.rs`): operands of every operation agree in how their dims are cut; what is
+//! partial reaches only operations that are linear in it, or a collective that reduces it; groups of collectives are atoms of the mesh.
+//!
+//! Reading order: `nest.rs` (what an operation is to sharding), `classes.rs` (what repeats), `facts.rs` (what rules say of
+//! values), `propagate.rs` (what follows), `assign.rs` (which loops of an operation are cut), `reduce.rs` (where partial
+//! values are reduced), `emit.rs` (the graph of a rank). The rules are written down in `docs/layouts.md`.
+
+mod assign;
+mod classes;
+mod emit;
+mod facts;
+mod local;
+mod nest;
+mod propagate;
+mod reduce;
+mod units;
+mod verify;
+
+use crate::diag::Diagnostic;
+use crate::ir::*;
+use crate::mesh::{Entry, Mesh};
+use crate::source::Span;
+
+pub use verify::verify;
+
+/// What a plan asks for, in terms of the graph.
+#[derive(Clone, Debug, Default)]
+pub struct Rules {
+    pub mesh: Mesh,
+    pub pins: Vec<Pin>,
+    pub zero: Vec<Zero>,
+}
+
+/// One dim, cut by these entries (none: not cut) wherever it occurs in the scope.
+#[derive(Clone, Debug)]
+pub struct Pin {
+    pub dim: DimId,
+    pub entries: Vec<Entry>,
+    /// None: everywhere.
+    pub place: Option<Place>,
+    pub strength: Strength,
+    pub span: Span,
+}
+
+/// Weakest first. Within one, deeper scopes are stronger.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Strength {
+    Statement,
+    Layout,
+    Inline,
+}
+
+/// Where a pin holds.
+#[derive(Clone, Debug, Default)]
+pub struct Place {
+    /// Bodies; all that is called from inside belongs to them.
+    pub roots: Vec<ScopeId>,
+    /// Only values of this name in the bodies themselves, and these parameters and states.
+    pub named: Option<String>,
+    pub params: Vec<ParamId>,
+    pub states: Vec<StateId>,
+}
+
+/// ZeRO: what is stored cut along atoms beside the cuts of its layout.
+#[derive(Clone, Debug)]
+pub struct Zero {
+    /// 1: optimizer state; 2: gradients too; 3: parameters too.
+    pub level: u8,
+    pub atoms: Vec<crate::mesh::Atom>,
+    /// None: all parameters.
+    pub place: Option<Place>,
+    /// Whether parameters gathered in the forward pass are gathered again in the backward pass.
+    pub regather: bool,
+    pub span: Span,
+}
+
+/// The program of a rank.
+#[derive(Debug)]
+pub struct Sharded {
+    pub graph: Graph,
+    /// By operation of `graph`: why a collective is there.
+    pub reasons: Vec<Option<Reason>>,
+    pub warnings: Vec<Diagnostic>,
+}
+
+/// Why a collective is there.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Reason {
+    /// The operation (of the whole program) that needs the value so, or that made it partial.
+    pub operation: OpId,
+    pub why: Why,
+    /// The value of the whole program that moves.
+    pub value: ValueId,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Why {
+    /// The operation's loops are cut otherwise than the value.
+    Operand,
+    /// The operation makes the value in another layout than it has.
+    Result,
+    /// The parts of a sum become the sum.
+    Reduction,
+    /// A parameter is stored in parts and used as a whole.
+    Storage,
+    /// A new parameter or state goes to its place, or an output leaves.
+    Output,
+}
+
+/// Shards a graph; the layouts of its parameters and states are given by path, as [`storage`] says them for the training step.
+pub fn shard(graph: &Graph, rules: &Rules, storage: &Storage) -> Result<Sharded, Box<Diagnostic>> {
+    let graph = facts::with_edges(graph, rules);
+    let classes = classes::Classes::new(&graph);
+    let mut state = facts::State::new(&graph, rules, storage, classes);
+    for phase in [Phase::Forward, Phase::Backward] {
+        propagate::propagate(&mut state, phase);
+        assign::assign(&mut state, phase);
+    }
+    reduce::place_reductions(&mut state);
+    Ok(emit::emit(&state))
+}
+
+pub use facts::{Storage, storage};

@@ -1,0 +1,296 @@
+//! Where partial values are reduced: on a minimum cut of what depends on them linearly.
+//!
+//! Per atom, over the forward and backward program together (one graph of classes, so once for all turns of a loop in the source). Sources: operations that
+//! make a value partial. A partial value may be handed on by an operation that is linear in it and whose other operands can be
+//! had whole along the atom. Sinks: all other uses, outputs, and values that go from one turn of a loop to another (all turns
+//! run one program). The price of reducing at a value is the bytes from partial to its layout. The cheapest cut is taken; of several the one
+//! nearest to the sources.
+
+use super::facts::State;
+use super::nest::Along;
+use crate::ir::*;
+use crate::mesh::Atom;
+use crate::types::{MapOp, ReduceKind};
+use std::collections::{HashMap, VecDeque};
+
+/// A value is partial over an atom when it is made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Part {
+    pub atom: Atom,
+    pub kind: ReduceKind,
+    /// Its users have it partial, too; otherwise it is reduced where it is made.
+    pub rides: bool,
+}
+
+pub fn place_reductions(s: &mut State<'_>) {
+    let atoms: Vec<Atom> = s.mesh.atoms().collect();
+    let uses = Uses::new(s);
+    for a in atoms {
+        let region = Region::new(s, &uses, a);
+        let riding = region.cut(s);
+        for (class, kind) in &region.sources {
+            s.partial[*class].push(Part { atom: a, kind: *kind, rides: riding.contains(class) });
+        }
+        for class in &region.members {
+            // Made partial by what it is made of.
+            let reached = region.made_from_riding(class, &riding);
+            if reached && !region.sources.contains_key(class) {
+                s.partial[*class].push(Part { atom: a, kind: ReduceKind::Sum, rides: riding.contains(class) });
+            }
+        }
+    }
+}
+
+/// By class of values: the operations that use it, with the number of the operand; and whether it leaves the program.
+struct Uses {
+    of: Vec<Vec<(OpId, usize)>>,
+    leaves: Vec<bool>,
+}
+
+impl Uses {
+    fn new(s: &State<'_>) -> Uses {
+        let count = s.classes.first.len();
+        let mut u = Uses { of: vec![Vec::new(); count], leaves: vec![false; count] };
+        for id in &s.classes.speakers {
+            for (i, a) in s.g.op(*id).args.iter().enumerate() {
+                u.of[s.classes.class(*a)].push((*id, i));
+            }
+        }
+        let results = s.g.blocks.iter().flat_map(|b| &b.results);
+        for v in s.g.outputs.iter().map(|o| &o.value).chain(results) {
+            u.leaves[s.classes.class(*v)] = true;
+        }
+        u
+    }
+}
+
+/// What an operation is to one partial operand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Linear {
+    No,
+    /// Other operands are coefficients.
+    Product,
+    /// Other operands are summands.
+    Sum,
+}
+
+/// Whether an operation is linear in an operand.
+pub fn linear(g: &Graph, op: &Operation, i: usize) -> Linear {
+    use Linear::{No, Product, Sum};
+    match &op.op {
+        Op::Map(m) => match m {
+            MapOp::Add | MapOp::Sub => Sum,
+            MapOp::Neg | MapOp::Mul => Product,
+            MapOp::Div if i == 0 => Product,
+            MapOp::Where if i > 0 => Sum,
+            MapOp::Cast(t) => {
+                let from = g.value(op.args[0]).dtype;
+                if from.is_float() && t.is_float() && t.bytes() >= from.bytes() { Product } else { No }
+            }
+            _ => No,
+        },
+        Op::Broadcast { .. } | Op::Reshape { .. } | Op::StopGradient | Op::Dot { .. } => Product,
+        Op::Reduce { kind: ReduceKind::Sum, .. } => Product,
+        Op::Window { fill, .. } if i == 0 && *fill == 0.0 => Product,
+        Op::Fold { .. } => Product,
+        Op::Gather { .. } | Op::Scatter { kind: ReduceKind::Sum, .. } if i == 0 => Product,
+        Op::Concat { .. } | Op::Stack { .. } => Sum,
+        Op::Scan { kind: crate::types::ScanKind::Sum, .. } => Product,
+        Op::LinearScan { .. } if i == 1 => Product,
+        _ => No,
+    }
+}
+
+/// What depends linearly on values that are partial over an atom.
+struct Region {
+    atom: Atom,
+    sources: HashMap<usize, ReduceKind>,
+    /// In the order in which they were reached.
+    members: Vec<usize>,
+    /// From a value to one that is made of it.
+    edges: Vec<(usize, usize)>,
+    sinks: Vec<usize>,
+}
+
+impl Region {
+    fn new(s: &State<'_>, uses: &Uses, atom: Atom) -> Region {
+        let mut r = Region { atom, sources: HashMap::new(), members: Vec::new(), edges: Vec::new(), sinks: Vec::new() };
+        let mut open: VecDeque<usize> = VecDeque::new();
+        let mut known = vec![false; s.classes.first.len()];
+        for id in &s.classes.speakers {
+            let (Some(nest), Some(cuts)) =
+                (&s.nests[id.index()], &s.loops[s.classes.of_op[id.index()] as usize])
+            else {
+                continue;
+            };
+            for (l, cut) in nest.loops.iter().zip(cuts) {
+                let Along::Contract(kind) = l.along else { continue };
+                if !cut.iter().any(|e| e.atom == atom) {
+                    continue;
+                }
+                for (k, v) in s.g.op(*id).results.iter().enumerate() {
+                    if l.slots[nest.operands + k].is_none() {
+                        let class = s.classes.class(*v);
+                        r.sources.insert(class, kind);
+                        if !std::mem::replace(&mut known[class], true) {
+                            open.push_back(class);
+                        }
+                    }
+                }
+            }
+        }
+        while let Some(class) = open.pop_front() {
+            r.members.push(class);
+            let sums = r.sources.get(&class).is_none_or(|k| *k == ReduceKind::Sum);
+            let mut sink = uses.leaves[class] || !sums;
+            for (id, i) in &uses.of[class] {
+                let op = s.g.op(*id);
+                if sink || s.classes.is_carried(*id, *i) || !carries(s, op, *i, atom, &known) {
+                    sink = true;
+                    break;
+                }
+                for v in &op.results {
+                    let to = s.classes.class(*v);
+                    r.edges.push((class, to));
+                    if !std::mem::replace(&mut known[to], true) {
+                        open.push_back(to);
+                    }
+                }
+            }
+            if sink {
+                r.sinks.push(class);
+            }
+        }
+        r
+    }
+
+    fn made_from_riding(&self, class: &usize, riding: &std::collections::HashSet<usize>) -> bool {
+        self.edges.iter().any(|(from, to)| to == class && riding.contains(from))
+    }
+
+    /// The values whose users have them partial.
+    fn cut(&self, s: &State<'_>) -> std::collections::HashSet<usize> {
+        let number: HashMap<usize, usize> = self.members.iter().enumerate().map(|(i, c)| (*c, i)).collect();
+        let n = self.members.len();
+        let mut net = Network::new(2 * n + 2);
+        let (source, sink) = (2 * n, 2 * n + 1);
+        for (i, class) in self.members.iter().enumerate() {
+            net.edge(2 * i, 2 * i + 1, price(s, *class, self.atom));
+        }
+        for class in self.sources.keys() {
+            net.edge(source, 2 * number[class], u64::MAX);
+        }
+        for (from, to) in &self.edges {
+            net.edge(2 * number[from] + 1, 2 * number[to], u64::MAX);
+        }
+        for class in &self.sinks {
+            net.edge(2 * number[class] + 1, sink, u64::MAX);
+        }
+        net.saturate(source, sink);
+        let reached = net.reached(source);
+        self.members.iter().enumerate().filter(|(i, _)| reached[2 * i + 1]).map(|(_, c)| *c).collect()
+    }
+}
+
+/// Whether an operation can hand on a partial operand.
+fn carries(s: &State<'_>, op: &Operation, i: usize, atom: Atom, known: &[bool]) -> bool {
+    let form = linear(s.g, op, i);
+    if form == Linear::No {
+        return false;
+    }
+    (op.args.iter().enumerate()).filter(|(j, _)| *j != i).all(|(_, a)| {
+        let class = s.classes.class(*a);
+        let cut = s.held[class].cuts.iter().flatten().any(|e| e.atom == atom);
+        match form {
+            Linear::Product => !known[class] && !cut,
+            _ => known[class] || !cut,
+        }
+    })
+}
+
+/// Bytes, in units that keep their order, to reduce a class of values over an atom.
+fn price(s: &State<'_>, class: usize, atom: Atom) -> u64 {
+    let v = s.classes.first[class];
+    let held = &s.held[class];
+    let others = held.cuts.iter().flatten().filter(|e| e.atom != atom);
+    let whole = s.g.bytes(v) as f64 / others.map(|e| s.mesh.size(e.atom) as f64).product::<f64>();
+    let scattered = held.cuts.iter().flatten().any(|e| e.atom == atom);
+    ((if scattered { whole } else { 2.0 * whole }) * 16.0) as u64 + 1
+}
+
+/// A flow network.
+struct Network {
+    to: Vec<usize>,
+    left: Vec<u64>,
+    from: Vec<Vec<usize>>,
+}
+
+impl Network {
+    fn new(nodes: usize) -> Network {
+        Network { to: Vec::new(), left: Vec::new(), from: vec![Vec::new(); nodes] }
+    }
+
+    /// An edge and, next to it, its reverse.
+    fn edge(&mut self, a: usize, b: usize, capacity: u64) {
+        for (x, y, c) in [(a, b, capacity), (b, a, 0)] {
+            self.from[x].push(self.to.len());
+            self.to.push(y);
+            self.left.push(c);
+        }
+    }
+
+    fn saturate(&mut self, source: usize, sink: usize) {
+        while let Some(path) = self.path(source, sink) {
+            let least = path.iter().map(|e| self.left[*e]).min().unwrap_or(0);
+            for e in path {
+                if self.left[e] != u64::MAX {
+                    self.left[e] -= least;
+                }
+                let back = &mut self.left[e ^ 1];
+                *back = back.saturating_add(least);
+            }
+        }
+    }
+
+    /// A shortest path along which something can flow.
+    fn path(&self, source: usize, sink: usize) -> Option<Vec<usize>> {
+        let mut by: Vec<Option<usize>> = vec![None; self.from.len()];
+        let mut open = VecDeque::from([source]);
+        let mut seen = vec![false; self.from.len()];
+        seen[source] = true;
+        while let Some(x) = open.pop_front() {
+            if x == sink {
+                let mut path = Vec::new();
+                let mut at = sink;
+                while let Some(e) = by[at] {
+                    path.push(e);
+                    at = self.to[e ^ 1];
+                }
+                path.reverse();
+                return Some(path);
+            }
+            for e in &self.from[x] {
+                let y = self.to[*e];
+                if self.left[*e] > 0 && !std::mem::replace(&mut seen[y], true) {
+                    by[y] = Some(*e);
+                    open.push_back(y);
+                }
+            }
+        }
+        None
+    }
+
+    fn reached(&self, source: usize) -> Vec<bool> {
+        let mut seen = vec![false; self.from.len()];
+        seen[source] = true;
+        let mut open = vec![source];
+        while let Some(x) = open.pop() {
+            for e in &self.from[x] {
+                if self.left[*e] > 0 && !std::mem::replace(&mut seen[self.to[*e]], true) {
+                    open.push(self.to[*e]);
+                }
+            }
+        }
+        seen
+    }
+}

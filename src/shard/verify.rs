@@ -1,0 +1,108 @@
+//! Checks the program of a rank beyond the invariants of a graph: what is partial reaches only what is linear in it.
+//!
+//! Worked out anew from the program alone, so that a mistake of the passes before does not hide itself.
+
+use super::nest::{Along, nest};
+use super::reduce::{Linear, linear};
+use crate::ir::*;
+use crate::mesh::Atom;
+use crate::types::{MapOp, ReduceKind};
+use std::collections::BTreeSet;
+
+type Parts = BTreeSet<(Atom, ReduceKind)>;
+
+/// Ok if the program is sound; otherwise the first fault found, in words.
+pub fn verify(g: &Graph) -> Result<(), String> {
+    crate::ir::verify::verify(g)?;
+    let mut parts: Vec<Parts> = vec![Parts::new(); g.values.len()];
+    for block in super::classes::inner_first(g).into_iter().rev() {
+        for id in &g.block(block).ops {
+            let op = g.op(*id);
+            let made = operation(g, op, &parts).map_err(|why| format!("{id}: {why}"))?;
+            for (r, p) in op.results.iter().zip(made) {
+                parts[r.index()] = p;
+            }
+        }
+        let partial = |v: &&ValueId| !parts[v.index()].is_empty();
+        if let Some(v) = g.block(block).results.iter().find(partial) {
+            return Err(format!("{v} leaves a loop as parts"));
+        }
+    }
+    match g.outputs.iter().find(|o| !parts[o.value.index()].is_empty()) {
+        Some(o) => Err(format!("output `{}` is in parts", o.name)),
+        None => Ok(()),
+    }
+}
+
+/// What of the results is partial.
+fn operation(g: &Graph, op: &Operation, parts: &[Parts]) -> Result<Vec<Parts>, String> {
+    if let Op::Collective(c) = &op.op {
+        let mut left = parts[op.args[0].index()].clone();
+        if let Some((kind, atoms)) = &c.reduce {
+            for a in atoms {
+                if !left.remove(&(*a, *kind)) {
+                    return Err(format!("it reduces over {}, over which nothing is partial so", g.mesh.name(*a)));
+                }
+            }
+        }
+        return Ok(vec![left]);
+    }
+    if let Op::Loop { .. } = op.op {
+        return match op.args.iter().find(|a| !parts[a.index()].is_empty()) {
+            Some(a) => Err(format!("{a} enters a loop as parts")),
+            None => Ok(vec![Parts::new(); op.results.len()]),
+        };
+    }
+    let riding: Parts = op.args.iter().flat_map(|a| parts[a.index()].iter().copied()).collect();
+    let mut products = 0;
+    for (i, a) in op.args.iter().enumerate() {
+        let own = &parts[a.index()];
+        match linear(g, op, i) {
+            Linear::No if !own.is_empty() => return Err(format!("{a} is in parts, in which it is not linear")),
+            Linear::Product if !own.is_empty() => products += 1,
+            // A summand that is whole would count once for each rank.
+            Linear::Sum if *own != riding && !is_neutral(g, *a) => return Err(format!("{a} is not in the same parts")),
+            _ => {}
+        }
+    }
+    if products > 1 {
+        return Err("a product of parts".into());
+    }
+    let nest = nest(g, op);
+    let mut made = vec![riding; op.results.len()];
+    for l in &nest.loops {
+        let slots = op.args.iter().chain(&op.results).zip(&l.slots);
+        let atoms: BTreeSet<Atom> = slots
+            .filter_map(|(v, p)| g.dim(g.value(*v).dims[(*p)?.at]).cut.as_ref())
+            .flat_map(|c| c.entries.iter().map(|e| e.atom))
+            .collect();
+        for (k, parts) in made.iter_mut().enumerate() {
+            if let (Along::Contract(kind), None) = (l.along, l.slots[nest.operands + k]) {
+                parts.extend(atoms.iter().map(|a| (*a, kind)));
+            }
+        }
+        if l.along == Along::Whole && !atoms.is_empty() {
+            return Err("a loop is cut whose turns need each other".into());
+        }
+    }
+    // Kept on one rank along an atom, and neutral on the others.
+    if let Some(atom) = first_only(g, op) {
+        made[0].insert((atom, ReduceKind::Sum));
+    }
+    Ok(made)
+}
+
+fn is_neutral(g: &Graph, v: ValueId) -> bool {
+    matches!(g.def_op(v).map(|o| &o.op), Some(Op::Constant(Constant::Splat(x))) if *x == 0.0)
+}
+
+/// `where(coordinate == 0, x, 0)`
+fn first_only(g: &Graph, op: &Operation) -> Option<Atom> {
+    let Op::Map(MapOp::Where) = op.op else { return None };
+    let test = g.def_op(op.args[0])?;
+    let (Op::Map(MapOp::Eq), true) = (&test.op, is_neutral(g, op.args[2])) else { return None };
+    match g.def_op(test.args[0])?.op {
+        Op::Coordinate(a) => Some(a),
+        _ => None,
+    }
+}
