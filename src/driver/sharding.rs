@@ -6,8 +6,8 @@ use super::passes::internal;
 use super::pipeline::{Graphs, with};
 use crate::check::plan::{Link, Order};
 use crate::diag::{Diagnostic, Sink};
-use crate::elaborate::plan::{self, PlanScope, ResolvedPlan, RuleKind};
 use crate::elaborate::Elab;
+use crate::elaborate::plan::{self, PlanScope, ResolvedPlan, RuleKind};
 use crate::ir::{DimId, Graph};
 use crate::mesh::{self, Atom, Axis, Cut, Entry, Mesh};
 use crate::resolve::Program;
@@ -113,9 +113,16 @@ fn rules(plan: &ResolvedPlan, g: &Graph) -> Result<Rules, Box<Diagnostic>> {
             let sizes: Vec<String> = r.dims.iter().map(|d| g.size(*d).to_string()).collect();
             let names: Vec<&str> = r.dims.iter().map(|d| g.dim(*d).name.as_str()).collect();
             Box::new(
-                Diagnostic::error("E0505", format!("{} ranks do not divide {} together", mesh.group(&atoms), names.join(", ")))
-                    .at(r.dims_span, format!("of sizes {}", sizes.join(", ")))
-                    .help(format!("cut one of them: `shard {} by ..` or `shard {} by ..`", names[0], names[names.len() - 1])),
+                Diagnostic::error(
+                    "E0505",
+                    format!("{} ranks do not divide {} together", mesh.group(&atoms), names.join(", ")),
+                )
+                .at(r.dims_span, format!("of sizes {}", sizes.join(", ")))
+                .help(format!(
+                    "cut one of them: `shard {} by ..` or `shard {} by ..`",
+                    names[0],
+                    names[names.len() - 1]
+                )),
             )
         })?;
         for (dim, mut entries) in r.dims.iter().zip(cuts) {
@@ -189,10 +196,5 @@ fn place(s: &PlanScope, g: &Graph) -> Place {
     let name = s.values.first().and_then(|v| g.value(*v).name.clone());
     let named = s.named.then(|| name.or_else(|| s.text.rsplit('.').next().map(str::to_string))).flatten();
     let leaf = !s.params.is_empty() || !s.states.is_empty() || !s.values.is_empty();
-    Place {
-        roots: s.roots.clone(),
-        named: named.filter(|_| leaf),
-        params: s.params.clone(),
-        states: s.states.clone(),
-    }
+    Place { roots: s.roots.clone(), named: named.filter(|_| leaf), params: s.params.clone(), states: s.states.clone() }
 }

@@ -47,7 +47,7 @@ pub struct Span {
 }
 
 /// The elements that each coordinate of an entry has room for, of `extent` ones.
-fn block(mesh: &Mesh, entry: &Entry, extent: usize) -> usize {
+pub fn block(mesh: &Mesh, entry: &Entry, extent: usize) -> usize {
     let unit = entry.unit as usize;
     let parts = mesh.size(entry.atom);
     match entry.order {

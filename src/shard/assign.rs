@@ -85,7 +85,9 @@ impl Assigner {
     /// The loops on which a slot has an atom; `usize::MAX`: a dim that no loop covers.
     fn roles(&self, s: &State<'_>, op: &Operation, nest: &Nest, i: usize, a: Atom) -> Vec<Role> {
         let v = if i < nest.operands { op.args[i] } else { op.results[i - nest.operands] };
-        let Some(at) = s.held(v).cuts.iter().position(|c| c.iter().any(|e| e.atom == a)) else { return vec![Role::Free] };
+        let Some(at) = s.held(v).cuts.iter().position(|c| c.iter().any(|e| e.atom == a)) else {
+            return vec![Role::Free];
+        };
         let on = |l: &super::nest::Loop| l.slots[i].is_some_and(|p| p.at == at);
         let whole = |l: &super::nest::Loop, k: usize| {
             l.along == Along::Whole || !cut_of(s, op, &nest.loops[k], i).is_some_and(|c| c.iter().any(|e| e.atom == a))
@@ -164,7 +166,7 @@ impl Assigner {
         for (k, v) in op.results.iter().enumerate() {
             let i = nest.operands + k;
             // What of the result is cut by atoms that were decided before.
-            let whole = made_bytes(s, op, nest, *v, i, chosen);
+            let whole = made_bytes(s, nest, *v, i, chosen);
             let made = at.map(|l| (l, nest.loops[l].slots[i].is_some(), nest.loops[l].along));
             match (made, roles[i][0]) {
                 (None, _) => {}
@@ -226,15 +228,7 @@ fn local_bytes(s: &State<'_>, v: ValueId, but: Atom) -> f64 {
     s.g.bytes(v) as f64 / others.map(|e| s.mesh.size(e.atom) as f64).product::<f64>()
 }
 
-fn made_bytes(
-    s: &State<'_>,
-    op: &Operation,
-    nest: &Nest,
-    v: ValueId,
-    slot: usize,
-    chosen: &[(Atom, Option<usize>)],
-) -> f64 {
-    let _ = op;
+fn made_bytes(s: &State<'_>, nest: &Nest, v: ValueId, slot: usize, chosen: &[(Atom, Option<usize>)]) -> f64 {
     let cut = chosen.iter().filter(|(_, l)| l.is_some_and(|l| nest.loops[l].slots[slot].is_some()));
     s.g.bytes(v) as f64 / cut.map(|(a, _)| s.mesh.size(*a) as f64).product::<f64>()
 }

@@ -145,7 +145,7 @@ impl Emitter<'_, '_> {
         let steps = reshard::path(mesh, &shape, bytes, &from.layout, want).expect("a cost has a path");
         let mut at = from.value;
         for step in steps {
-            at = self.step(v, at, &step, Reason { operation, why, value: v });
+            at = self.step(v, at, &step, Reason { operation, why, value: v, bytes: step.bytes });
             self.add_form(v, step.to.clone(), at);
         }
         at
@@ -273,7 +273,7 @@ impl Emitter<'_, '_> {
         for cut in &mut cuts {
             cut.retain(|e| !whole && !riding.iter().any(|r| r.atom == e.atom));
         }
-        if let Some(done) = self.cast_of_stored(id, op) {
+        if let Some(done) = self.cast_of_stored(op) {
             return done;
         }
         let mut args = Vec::with_capacity(op.args.len());
@@ -315,7 +315,7 @@ impl Emitter<'_, '_> {
     }
 
     /// A narrowing cast of a stored parameter is made of the stored part: less is gathered.
-    fn cast_of_stored(&mut self, id: OpId, op: &Operation) -> Option<()> {
+    fn cast_of_stored(&mut self, op: &Operation) -> Option<()> {
         let Op::Map(MapOp::Cast(to)) = op.op else { return None };
         let source = self.s.g.def_op(op.args[0])?;
         let Op::Param(p) = source.op else { return None };
@@ -327,7 +327,6 @@ impl Emitter<'_, '_> {
         let form = self.forms[&op.args[0]][0].clone();
         let dims = self.b.dims(form.value).to_vec();
         let value = self.b.emit(op.op.clone(), &[form.value], &[(to, dims)])[0];
-        let _ = id;
         self.add_form(op.results[0], form.layout, value);
         Some(())
     }
@@ -386,14 +385,13 @@ impl Emitter<'_, '_> {
     }
 
     /// A dim as a slot of the operation has it.
-    fn dim_in(&mut self, op: &Operation, layouts: &[(ValueId, Layout)], slots: &[usize], d: DimId) -> DimId {
+    fn dim_in(&mut self, layouts: &[(ValueId, Layout)], slots: &[usize], d: DimId) -> DimId {
         for i in slots {
             let (v, layout) = &layouts[*i];
             if let Some(at) = self.s.g.value(*v).dims.iter().position(|x| *x == d) {
                 return self.local.dim(&mut self.b, d, &layout.dims[at].clone());
             }
         }
-        let _ = op;
         d
     }
 
@@ -415,9 +413,8 @@ impl Emitter<'_, '_> {
         let operands: Vec<usize> = (0..first_result).collect();
         let results: Vec<usize> = (first_result..layouts.len()).collect();
         let all: Vec<usize> = operands.iter().chain(&results).copied().collect();
-        let types: Vec<(DType, Vec<DimId>)> = (op.results.iter().zip(made))
-            .map(|(r, layout)| (s.g.value(*r).dtype, self.dims(*r, layout)))
-            .collect();
+        let types: Vec<(DType, Vec<DimId>)> =
+            (op.results.iter().zip(made)).map(|(r, layout)| (s.g.value(*r).dtype, self.dims(*r, layout))).collect();
         let mut args = args.to_vec();
         // Dims of contracted loops that are not all real, as operands have them.
         let mut dead: Vec<DimId> = Vec::new();
@@ -457,7 +454,7 @@ impl Emitter<'_, '_> {
                 let mut local = Vec::new();
                 let mut cut = false;
                 for (k, d) in dims.iter().enumerate() {
-                    let own = self.dim_in(op, &layouts, &[0], *d);
+                    let own = self.dim_in(&layouts, &[0], *d);
                     args[k + 1] = self.sound_index(args[k + 1]);
                     if own != *d {
                         args[k + 1] = self.local.inwards(&mut self.b, args[k + 1], own, *mode == GatherMode::Zero);
@@ -469,11 +466,10 @@ impl Emitter<'_, '_> {
                 return self.b.emit(Op::Gather { dims: local, mode }, &args, &types);
             }
             Op::Scatter { kind, removed, targets } => {
-                let removed: Vec<DimId> =
-                    removed.iter().map(|d| self.dim_in(op, &layouts, &operands, *d)).collect();
+                let removed: Vec<DimId> = removed.iter().map(|d| self.dim_in(&layouts, &operands, *d)).collect();
                 let mut local = Vec::new();
                 for (k, d) in targets.iter().enumerate() {
-                    let own = self.dim_in(op, &layouts, &[first_result], *d);
+                    let own = self.dim_in(&layouts, &[first_result], *d);
                     args[k + 1] = self.sound_index(args[k + 1]);
                     if own != *d {
                         args[k + 1] = self.local.inwards(&mut self.b, args[k + 1], own, true);
@@ -503,7 +499,7 @@ impl Emitter<'_, '_> {
         names.sort_unstable();
         for d in names {
             // Splits and merges name their dims on one side only.
-            let own = self.dim_in(op, &layouts, &all, d);
+            let own = self.dim_in(&layouts, &all, d);
             renamed.insert(d, own);
         }
         let local = op.op.map_dims(&mut |d| renamed[&d]);
@@ -538,10 +534,7 @@ impl Emitter<'_, '_> {
         self.add_form(block.params[0], Layout::replicated(0), frame.turn);
         for c in 0..carries {
             let param = block.params[1 + c];
-            let layout = self.reordered(held(self.s, param), param, op.args[c]);
-            // The body sees it in its own order of dims.
-            let value = self.permuted(op.args[c], param, frame.carries[c], &layout);
-            self.add_form(param, held(self.s, param), value);
+            self.add_form(param, held(self.s, param), frame.carries[c]);
         }
         for (p, a) in block.params[1 + carries..].iter().zip(&op.args[carries..]) {
             let forms = self.forms[a].clone();
@@ -583,11 +576,6 @@ impl Emitter<'_, '_> {
     fn reordered(&self, layout: Layout, of: ValueId, to: ValueId) -> Layout {
         let (own, wanted) = (&self.s.g.value(of).dims, &self.s.g.value(to).dims);
         reorder(&layout, own, wanted)
-    }
-
-    fn permuted(&mut self, _from: ValueId, _to: ValueId, v: ValueId, _layout: &Layout) -> ValueId {
-        // Dims have no order in the graph beyond storage, which every value keeps for itself.
-        v
     }
 
     fn outputs(&mut self) {

@@ -70,8 +70,8 @@ impl<'a> Pins<'a> {
                 Op::State(s) => place.states.contains(s),
                 _ => false,
             };
-            let named = (place.roots.is_empty() || place.roots.contains(&op.scope))
-                && g.value(v).name.as_deref() == Some(name);
+            let named =
+                (place.roots.is_empty() || place.roots.contains(&op.scope)) && g.value(v).name.as_deref() == Some(name);
             return (leaf || named).then_some((pin.strength, true, g.scopes.len()));
         }
         self.reach[k].depth[op.scope.index()].map(|d| (pin.strength, false, d))
@@ -140,8 +140,7 @@ fn enter(g: &mut Graph, block: BlockId, place: &Place, dim: DimId, depth: &[Opti
                 let inside = g.def_op(a).is_some_and(|d| depth[d.scope.index()].is_some());
                 // Leaves are what rules make of them.
                 let leaf = g.def_op(a).is_none_or(|d| {
-                    matches!(d.op, Op::Param(_) | Op::State(_) | Op::Constant(_) | Op::Iota(_)) || is_edge(d)
-                        && inside
+                    matches!(d.op, Op::Param(_) | Op::State(_) | Op::Constant(_) | Op::Iota(_)) || is_edge(d) && inside
                 });
                 if inside || leaf || !value.dims.contains(&dim) {
                     continue;
@@ -180,14 +179,19 @@ pub fn storage(g: &Graph, rules: &Rules) -> Storage {
     let pins = Pins::new(g, rules);
     let mut out = Storage::default();
     let reads = |wanted: &dyn Fn(&Op) -> bool| {
-        g.ops.iter().find(|o| o.phase != Phase::Update && wanted(&o.op)).or_else(|| g.ops.iter().find(|o| wanted(&o.op)))
+        g.ops
+            .iter()
+            .find(|o| o.phase != Phase::Update && wanted(&o.op))
+            .or_else(|| g.ops.iter().find(|o| wanted(&o.op)))
     };
     let zero: Vec<(Reach, &Zero)> = rules.zero.iter().map(|z| (Reach::new(g, z.place.as_ref()), z)).collect();
     for (i, p) in g.params.iter().enumerate() {
         let id = ParamId(i as u32);
         let read = reads(&|op| *op == Op::Param(id));
         let compute: Vec<Cut> = match read {
-            Some(op) => pins.facts(g, op, op.results[0]).into_iter().map(|f| f.map(|f| f.0).unwrap_or_default()).collect(),
+            Some(op) => {
+                pins.facts(g, op, op.results[0]).into_iter().map(|f| f.map(|f| f.0).unwrap_or_default()).collect()
+            }
             None => vec![Cut::new(); p.dims.len()],
         };
         let shape: Vec<usize> = p.dims.iter().map(|d| g.size(*d)).collect();

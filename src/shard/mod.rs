@@ -97,6 +97,8 @@ pub struct Reason {
     pub why: Why,
     /// The value of the whole program that moves.
     pub value: ValueId,
+    /// Sent per rank at each execution, mean over ranks.
+    pub bytes: f64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

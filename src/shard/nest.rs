@@ -76,8 +76,18 @@ impl Maker<'_> {
     fn build(&mut self) {
         use Along::{Contract, Parallel, Whole};
         match &self.op.op {
-            Op::Param(_) | Op::State(_) | Op::Input(_) | Op::Constant(_) | Op::Iota(_) | Op::Random { .. } | Op::Step
-            | Op::Position | Op::Coordinate(_) | Op::Map(_) | Op::Broadcast { .. } | Op::StopGradient => {
+            Op::Param(_)
+            | Op::State(_)
+            | Op::Input(_)
+            | Op::Constant(_)
+            | Op::Iota(_)
+            | Op::Random { .. }
+            | Op::Step
+            | Op::Position
+            | Op::Coordinate(_)
+            | Op::Map(_)
+            | Op::Broadcast { .. }
+            | Op::StopGradient => {
                 self.rest(Parallel);
             }
             Op::Reduce { kind, dims } => {
@@ -195,9 +205,7 @@ impl Maker<'_> {
     }
 
     fn add(&mut self, d: DimId, along: Along, slots: Vec<Option<Place>>) {
-        let taken = |i: usize, p: &Place| {
-            self.nest.loops.iter().any(|l| l.slots[i].is_some_and(|q| q.at == p.at))
-        };
+        let taken = |i: usize, p: &Place| self.nest.loops.iter().any(|l| l.slots[i].is_some_and(|q| q.at == p.at));
         let fresh = slots.iter().enumerate().any(|(i, p)| p.as_ref().is_some_and(|p| !taken(i, p)));
         if fresh {
             self.nest.loops.push(Loop { along, extent: self.g.size(d), slots });

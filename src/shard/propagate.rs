@@ -149,7 +149,14 @@ fn offer(
 }
 
 /// The longest continuation of a dim's cut that is free.
-pub fn accept(s: &mut State<'_>, v: ValueId, at: usize, cut: &[crate::mesh::Entry], origin: Origin, phase: Phase) -> bool {
+pub fn accept(
+    s: &mut State<'_>,
+    v: ValueId,
+    at: usize,
+    cut: &[crate::mesh::Entry],
+    origin: Origin,
+    phase: Phase,
+) -> bool {
     if !open(s, v, phase) {
         return false;
     }

@@ -11,7 +11,7 @@ use super::nest::Along;
 use crate::ir::*;
 use crate::mesh::Atom;
 use crate::types::{MapOp, ReduceKind};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 /// A value is partial over an atom when it is made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,8 +26,8 @@ pub fn place_reductions(s: &mut State<'_>) {
     let atoms: Vec<Atom> = s.mesh.atoms().collect();
     let uses = Uses::new(s);
     for a in atoms {
-        let region = Region::new(s, &uses, a);
-        let riding = region.cut(s);
+        let mut region = Region::new(s, &uses, a);
+        let riding = region.settled(s, &uses);
         for (class, kind) in &region.sources {
             s.partial[*class].push(Part { atom: a, kind: *kind, rides: riding.contains(class) });
         }
@@ -118,8 +118,7 @@ impl Region {
         let mut open: VecDeque<usize> = VecDeque::new();
         let mut known = vec![false; s.classes.first.len()];
         for id in &s.classes.speakers {
-            let (Some(nest), Some(cuts)) =
-                (&s.nests[id.index()], &s.loops[s.classes.of_op[id.index()] as usize])
+            let (Some(nest), Some(cuts)) = (&s.nests[id.index()], &s.loops[s.classes.of_op[id.index()] as usize])
             else {
                 continue;
             };
@@ -145,7 +144,7 @@ impl Region {
             let mut sink = uses.leaves[class] || !sums;
             for (id, i) in &uses.of[class] {
                 let op = s.g.op(*id);
-                if sink || s.classes.is_carried(*id, *i) || !carries(s, op, *i, atom, &known) {
+                if sink || s.classes.is_carried(*id, *i) || linear(s.g, op, *i) == Linear::No {
                     sink = true;
                     break;
                 }
@@ -161,15 +160,39 @@ impl Region {
                 r.sinks.push(class);
             }
         }
+        // What stands beside a value is known only now.
+        for class in &r.members {
+            let stuck = |(id, i): &(OpId, usize)| !carries(s, s.g.op(*id), *i, atom, &known);
+            if !r.sinks.contains(class) && uses.of[*class].iter().any(stuck) {
+                r.sinks.push(*class);
+            }
+        }
         r
     }
 
-    fn made_from_riding(&self, class: &usize, riding: &std::collections::HashSet<usize>) -> bool {
+    /// The values whose users have them partial: of a cut after which no sum has one operand in parts and another one scattered.
+    fn settled(&mut self, s: &State<'_>, uses: &Uses) -> HashSet<usize> {
+        loop {
+            let riding = self.cut(s);
+            let scattered = |v: &ValueId| {
+                let class = s.classes.class(*v);
+                !riding.contains(&class) && s.held[class].cuts.iter().flatten().any(|e| e.atom == self.atom)
+            };
+            let torn = |class: &usize| uses.of[*class].iter().any(|(id, _)| s.g.op(*id).args.iter().any(scattered));
+            let more: Vec<usize> = riding.iter().copied().filter(torn).collect();
+            if more.is_empty() {
+                return riding;
+            }
+            self.sinks.extend(more);
+        }
+    }
+
+    fn made_from_riding(&self, class: &usize, riding: &HashSet<usize>) -> bool {
         self.edges.iter().any(|(from, to)| to == class && riding.contains(from))
     }
 
     /// The values whose users have them partial.
-    fn cut(&self, s: &State<'_>) -> std::collections::HashSet<usize> {
+    fn cut(&self, s: &State<'_>) -> HashSet<usize> {
         let number: HashMap<usize, usize> = self.members.iter().enumerate().map(|(i, c)| (*c, i)).collect();
         let n = self.members.len();
         let mut net = Network::new(2 * n + 2);
