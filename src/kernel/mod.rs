@@ -44,13 +44,16 @@ pub struct Options {
     /// Bytes that must be gained for an operation of the forward pass to be repeated in the backward pass, so that its
     /// result need not be kept.
     pub recompute_from: usize,
+    /// Elements from which on the parts of a stack or concatenation are written where they belong; smaller ones are made by
+    /// one kernel.
+    pub assemble_from: usize,
     /// Which values are made band by band.
     pub bands: Bands,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { fuse: true, recompute_from: 16 << 10, bands: Bands::default() }
+        Options { fuse: true, recompute_from: 16 << 10, assemble_from: 1 << 12, bands: Bands::default() }
     }
 }
 
@@ -115,7 +118,7 @@ ids! {
 }
 
 /// A buffer that the kernel is called with. Two arguments may name the same memory only if a row reads from it nothing
-/// but elements that only the same row writes, at the same index and iteration (an update in place).
+/// but elements that only the same row writes, in the same iteration (an update in place).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct KernelBuffer {
     pub dtype: DType,
@@ -219,7 +222,7 @@ impl Kernel {
     }
 
     /// Whether the kernel does the same when the argument that it writes (`written`) and those that it reads (`read`) are
-    /// one memory: one store, at the index of every load, and no load in a later pass.
+    /// one memory: one pass stores, every load is where that pass stores in the same iteration, and none is in a later pass.
     fn updates_in_place(&self, written: impl Fn(ArgId) -> bool, read: impl Fn(ArgId) -> bool) -> bool {
         // Per expression: whether it loads what is read, directly or not.
         let mut loads = vec![false; self.exprs.len()];
@@ -249,12 +252,15 @@ impl Kernel {
             if stored && reads {
                 return false;
             }
-            for store in pass.stores.iter().filter(|s| written(s.buffer)) {
-                if stored || store.when.is_some() || places.iter().any(|at| **at != store.at) {
-                    return false;
-                }
-                stored = true;
+            let stores: Vec<&Store> = pass.stores.iter().filter(|s| written(s.buffer)).collect();
+            if stores.is_empty() {
+                continue;
             }
+            let own = |at: &&Index| stores.iter().any(|s| s.at == **at);
+            if stored || stores.iter().any(|s| s.when.is_some()) || !places.iter().all(own) {
+                return false;
+            }
+            stored = true;
         }
         true
     }

@@ -60,7 +60,8 @@ impl Lowerer<'_, '_> {
             self.inputs[v.index()] = inputs.clone();
             let node = self.nodes.len() as u32;
             self.node_of[id.index()] = node;
-            let mut before: Vec<u32> = inputs.iter().filter_map(|s| self.node_of_value(s.value)).collect();
+            let makers = inputs.iter().flat_map(|s| self.makers(s.value));
+            let mut before: Vec<u32> = makers.filter_map(|v| self.node_of_value(v)).collect();
             before.sort_unstable();
             before.dedup();
             let mut rank = before.iter().map(|p| self.nodes[*p as usize].rank + 1).max().unwrap_or(0);
@@ -92,6 +93,7 @@ impl Lowerer<'_, '_> {
                         self.try_join(self.find(sibling), self.find(node));
                     }
                 }
+                self.join_parts(v, node);
             }
         }
         if block == ENTRY {
@@ -99,6 +101,16 @@ impl Lowerer<'_, '_> {
         }
         self.close(block);
         self.find_leaving();
+    }
+
+    /// Parts of one whole are often made of the same values: one kernel makes them.
+    fn join_parts(&mut self, v: ValueId, node: u32) {
+        let Some(whole) = self.parts.get(&v).map(|p| p.whole) else { return };
+        for other in self.makers(whole) {
+            if let Some(p) = self.node_of_value(other) {
+                self.try_join(p, self.find(node));
+            }
+        }
     }
 
     /// A product that is read to be measured and applied: the readers share it, so that it comes from memory once.
@@ -217,7 +229,9 @@ impl Lowerer<'_, '_> {
             let op = self.graph.op(*id);
             let v = op.results[0];
             // What is read out of place must be complete before.
-            if self.inputs[v.index()].iter().any(|s| !s.aligned && inside(s.value)) {
+            let out_of_place = |s: &&Source| !s.aligned || self.wholes.contains_key(&s.value);
+            if self.inputs[v.index()].iter().filter(out_of_place).any(|s| self.makers(s.value).into_iter().any(inside))
+            {
                 return false;
             }
             let dims = &self.graph.value(v).dims;

@@ -1,6 +1,7 @@
 //! Lowering: a graph becomes the steps of one routine.
 //!
 //! In order: `bands` has wide values made some rows at a time; `prepare` cleans the graph; `recompute` has the backward pass compute again what need not be kept for it; `scatters` has sums added in place;
+//! `assemble` has parts of stacks and concatenations written where they belong;
 //! `values` decides for each block which values have a place in memory and which
 //! are recomputed where they are used; `group` puts operations together into kernels; here the resulting nodes are put
 //! in order and handed to `emit` (kernels), `dot` (matrix products), `library`, `attention` and `repeat` (loops); `finish` writes new
@@ -9,6 +10,7 @@
 //!
 //! Arena offsets are not assigned here: every [`Place::Arena`] is `usize::MAX` until `memory` has planned the routine.
 
+mod assemble;
 mod attention;
 mod bands;
 mod cut;
@@ -46,6 +48,8 @@ use std::collections::{BinaryHeap, HashMap, HashSet};
 #[derive(Clone, PartialEq, Debug)]
 struct View {
     root: ValueId,
+    /// The value whose computation puts them there: the root, or a part of it.
+    made: ValueId,
     offset: i64,
     /// In the order of the value's dims.
     strides: Vec<i64>,
@@ -111,6 +115,10 @@ struct Lowerer<'m, 's> {
     again: Vec<bool>,
     /// Products that add to what their result holds.
     adds: HashSet<OpId>,
+    /// Values that are written where they belong in a stack or concatenation.
+    parts: HashMap<ValueId, assemble::Part>,
+    /// The parts of each such stack or concatenation.
+    wholes: HashMap<ValueId, Vec<ValueId>>,
     cells: IndexMap<Place, BufferId>,
     /// Places of operations that were asked for.
     sources: HashMap<(Option<Span>, ScopeId), program::SourceId>,
@@ -122,12 +130,14 @@ pub(super) fn lower(module: &mut Module<'_>, name: &str, mut graph: Graph, optio
         bands::cut_bands(&mut graph, &options.bands);
     }
     let mut graph = prepare::prepare(graph);
-    let again = match options.fuse {
+    let mut again = match options.fuse {
         true => recompute::recompute(&mut graph, options.recompute_from),
         false => vec![false; graph.ops.len()],
     };
     if options.fuse {
         scatters::add_in_place(&mut graph);
+        assemble::assemble(&mut graph, options.assemble_from);
+        again.resize(graph.ops.len(), false);
     }
     let slots = module.slots(&graph);
     let n = graph.values.len();
@@ -160,6 +170,8 @@ pub(super) fn lower(module: &mut Module<'_>, name: &str, mut graph: Graph, optio
         leaving: HashSet::new(),
         again,
         adds: HashSet::new(),
+        parts: HashMap::new(),
+        wholes: HashMap::new(),
         cells: IndexMap::new(),
         sources: HashMap::new(),
         graph,
@@ -188,6 +200,7 @@ impl Lowerer<'_, '_> {
         }
         self.find_users(block);
         self.find_needs(block);
+        self.find_parts(block);
         self.place_values(block);
         self.group(block);
         let order = self.order(block);

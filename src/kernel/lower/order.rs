@@ -114,6 +114,28 @@ impl Lowerer<'_, '_> {
         !inline || self.inputs[v.index()].iter().any(|s| elements(s.value) >= elements(v))
     }
 
+    /// Storage order of a stack of values that are stored in `order`: the new dim stands where a merge or products that
+    /// follow want it.
+    pub(super) fn stack_order(&self, v: ValueId, order: &[DimId], dim: DimId) -> Vec<DimId> {
+        let uses = if self.merge_of(v, dim).is_some() { vec![] } else { self.dot_uses(v) };
+        if uses.is_empty() {
+            return self.with_new_dim(v, order, dim);
+        }
+        let given = &self.graph.value(v).dims;
+        let mut best = (f64::INFINITY, vec![]);
+        for at in 0..=order.len() {
+            let mut longer = order.to_vec();
+            longer.insert(at, dim);
+            let strides = self.strides(given, &longer);
+            let own = |d: DimId| given.iter().position(|g| *g == d).map_or(0, |i| strides[i]);
+            let cost: f64 = uses.iter().map(|user| self.cost_of_use(user, own)).sum();
+            if cost < best.0 - 1e-9 {
+                best = (cost, longer);
+            }
+        }
+        best.1
+    }
+
     /// An order with one more dim: where a merge that follows wants it, or as the major one.
     fn with_new_dim(&self, v: ValueId, order: &[DimId], dim: DimId) -> Vec<DimId> {
         if let Some(group) = self.merge_of(v, dim)

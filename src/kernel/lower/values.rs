@@ -17,7 +17,7 @@ const HEAVY: u32 = 8;
 /// Of a gather, whose loads go anywhere: not to be done twice.
 const GATHER: u32 = INLINE_COST + 1;
 /// Further parts make an inline concatenation slower than a copy.
-const INLINE_PARTS: usize = 4;
+pub(super) const INLINE_PARTS: usize = 4;
 
 impl Lowerer<'_, '_> {
     pub(super) fn find_users(&mut self, block: BlockId) {
@@ -145,6 +145,8 @@ impl Lowerer<'_, '_> {
                 let cost = self.args_cost(&op.args) + GATHER;
                 self.inline_or_member(v, cost, inputs);
             }
+            // Placed with the first of its parts.
+            Op::Concat { .. } | Op::Stack { .. } if self.wholes.contains_key(&v) => {}
             Op::Concat { .. } | Op::Stack { .. } => {
                 let inputs = self.sources(&op.args, false);
                 let cost = self.args_cost(&op.args) + 3 * op.args.len() as u32;
@@ -206,10 +208,13 @@ impl Lowerer<'_, '_> {
         }
     }
 
-    /// A value that is its own root, stored row-major in `order`.
+    /// A value that is its own root, stored row-major in `order`; but a part of a whole is stored there.
     pub(super) fn place_root(&mut self, v: ValueId, order: &[DimId], status: Status) {
+        if let Some(part) = self.parts.get(&v).cloned() {
+            return self.place_part(v, &part, order, status);
+        }
         let strides = self.strides(&self.graph.value(v).dims, order);
-        self.views[v.index()] = Some(View { root: v, offset: 0, strides });
+        self.views[v.index()] = Some(View { root: v, made: v, offset: 0, strides });
         self.orders[v.index()] = order.to_vec();
         self.status[v.index()] = status;
     }
@@ -293,7 +298,7 @@ impl Lowerer<'_, '_> {
                         strides[dims.iter().position(|o| o == d)?] += k * stride;
                     }
                 }
-                Some(View { root: from.root, offset, strides })
+                Some(View { offset, strides, ..from })
             }
             _ => None,
         }
@@ -363,8 +368,8 @@ impl Lowerer<'_, '_> {
                 ),
                 Status::Member => join(&mut all, vec![Source { value: *a, aligned }]),
                 _ => {
-                    let root = self.view(*a).root;
-                    join(&mut all, vec![Source { value: root, aligned: aligned && root == *a }]);
+                    let value = self.view(*a).made;
+                    join(&mut all, vec![Source { value, aligned: aligned && value == *a }]);
                 }
             }
         }
