@@ -161,7 +161,7 @@ fn classes(routine: &Routine) -> Vec<&'static str> {
         Action::Gemm(_) | Action::Finished(_) => "product",
         Action::Library(Library::Attention(_)) => "attention",
         Action::Library(Library::AttentionGrad(_)) => "attention_grad",
-        Action::Copy { .. } | Action::Library(_) | Action::Loop(_) => "other",
+        _ => "other",
     };
     routine.steps.iter().map(|s| class(&s.action)).collect()
 }
