@@ -132,7 +132,7 @@ fn one_axis_of_any_number_of_ranks() {
             };
             let (whole, cut) = (Cut::new(), by(&[A]));
             // Uneven, and with ranks that hold nothing.
-            for n in [1, 5, 33] {
+            for n in if ranks < 16 { vec![1, 5, 33] } else { vec![5, 33] } {
                 case(Kind::AllGather, None, vec![(3, whole.clone(), whole.clone()), (n, cut.clone(), whole.clone())]);
                 case(Kind::Slice, None, vec![(n, whole.clone(), cut.clone()), (2, whole.clone(), whole.clone())]);
                 case(Kind::AllToAll, None, vec![(n, cut.clone(), whole.clone()), (6, whole.clone(), cut.clone())]);

@@ -4,7 +4,7 @@
 use super::{Kernel, Options, lower};
 use crate::ir::prune::prune;
 use crate::ir::{self, Graph, OpId, Operation};
-use crate::program::{self, ALIGN, Access, Part, Program, Role, Site, Slot, Source, SourceId, Work};
+use crate::program::{self, ALIGN, Access, Program, Role, Site, Slot, Source, SourceId, Work};
 use crate::source::{SourceMap, Span};
 use crate::types::rng::Dist;
 use indexmap::IndexMap;
@@ -144,7 +144,7 @@ impl<'s> Module<'s> {
             (dims.iter().map(|d| graph.dim(*d).name.clone()).collect(), dims.iter().map(|d| graph.size(*d)).collect())
         };
         let mut slot = |path: &str, dtype, dims: &[ir::DimId], role, span| {
-            let cut = dims.iter().map(|d| graph.dim(*d).cut.as_ref().map(part)).collect();
+            let cut = lower::ranks::parts(graph, dims);
             let (dims, shape) = names(dims);
             let source = self.source(span, "", None);
             Slot { path: path.to_string(), dtype, dims, shape, cut, role, source }
@@ -191,10 +191,6 @@ pub(super) enum Launching {
         grain: usize,
         work: Work,
     },
-}
-
-fn part(cut: &ir::CutDim) -> Part {
-    Part { extent: cut.extent, cut: cut.entries.clone() }
 }
 
 fn role_of(kind: ir::StateKind) -> Role {

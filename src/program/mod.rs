@@ -111,16 +111,6 @@ pub struct Part {
 }
 
 impl Slot {
-    /// The shape of what all ranks hold together.
-    pub fn whole(&self) -> Vec<usize> {
-        self.shape.iter().zip(&self.cut).map(|(n, c)| c.as_ref().map_or(*n, |c| c.extent)).collect()
-    }
-
-    /// How each dim is cut; not at all where it is no part.
-    pub fn cuts(&self) -> impl Iterator<Item = &[crate::mesh::Entry]> {
-        self.cut.iter().map(|c| c.as_ref().map_or(&[][..], |c| &c.cut))
-    }
-
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
@@ -311,6 +301,8 @@ pub struct Output {
     /// Row-major.
     pub dims: Vec<String>,
     pub shape: Vec<usize>,
+    /// As of a slot.
+    pub cut: Vec<Option<Part>>,
     pub source: SourceId,
 }
 

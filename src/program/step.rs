@@ -238,7 +238,8 @@ pub enum Library {
 }
 
 /// What the ranks of a group hold becomes what `to` says: see `ir::Collective`. All ranks of the mesh run it at the same place of
-/// their program. Both buffers are whole and row-major over `dims`; elements of `to` that are not real become 0.
+/// their program. Both buffers are whole and row-major over `dims`, and apart unless it is in place; elements of `to` that are not real
+/// become 0.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Collective {
     pub kind: CollectiveKind,
@@ -251,6 +252,15 @@ pub struct Collective {
     pub to: BufferId,
     /// In the order of storage, major first.
     pub dims: Vec<Exchanged>,
+}
+
+impl Collective {
+    /// Whether the result may lie where the operand is: all ranks of a group get the same, and each reduces a part of it, which
+    /// the others read nothing of.
+    pub fn is_in_place(&self) -> bool {
+        let reduces = |a| self.reduce.as_ref().is_some_and(|(_, reduced)| reduced.contains(a));
+        !self.atoms.is_empty() && self.atoms.iter().all(reduces) && self.dims.iter().all(|d| d.from == d.to)
+    }
 }
 
 /// A dim of both arrays of a collective.

@@ -4,6 +4,7 @@ use super::support::{self, both, gathered, graph, part, ranks};
 use super::{A, B, by, units, zigzag};
 use partita::interp::{Env, Tensor};
 use partita::mesh::{Cut, Mesh};
+use partita::program::{Action, Step};
 use partita::runtime::exec::{Array, RunArgs};
 use partita::types::DType;
 use std::time::{Duration, Instant};
@@ -300,6 +301,47 @@ fn arrays_are_cut_and_put_together_again() {
             assert_eq!(gathered(&all, Array::Param(0)), negated);
         }
     }
+}
+
+#[test]
+fn a_sum_over_ranks_takes_the_place_of_its_parts() {
+    let text = |dims: &str, over: &str| {
+        format!(
+            "axis dp = 2\naxis tp = 2\n{dims}input 0 x: f32[n]\n%0: f32[n] = input[0 x]\n%1: f32[n] = tanh(%0)\n\
+             %2: f32[n] = collective[all_reduce {over}; sum dp; ](%1)\n%3: f32[n] = collective[all_reduce tp; max tp; ](%2)\n\
+             output value y = %3\n"
+        )
+    };
+    let in_place = |text: &str| {
+        let graph = graph(text);
+        let input = |rank: usize| (0..999).map(|i| ((rank * 7 + i * 3) % 13) as f64).collect();
+        let env = |rank| Env { rank, inputs: vec![Tensor::new(DType::F32, vec![999], input(rank))], ..Env::default() };
+        let envs: Vec<Env> = (0..4).map(env).collect();
+        let (wanted, found) = both(&graph, &envs);
+        close(&wanted, &found, 1e-5);
+        let all = ranks(&graph, 1);
+        let steps = &all.program().routines[0].steps;
+        let in_place = |s: &&Step| matches!(&s.action, Action::Collective(c) if c.from == c.to);
+        steps.iter().filter(in_place).count()
+    };
+    // The second one's result is read after the run and has a place of its own.
+    assert_eq!(in_place(&text("dim n = 999\n", "dp")), 1);
+    // Who has a wider group than it reduces over may read more than parts: there it stays apart.
+    assert_eq!(in_place(&text("dim n = 999\n", "dp, tp")), 0);
+}
+
+#[test]
+fn outputs_are_put_together() {
+    let text = "axis dp = 2\naxis tp = 2\ndim n = 3 of 5 by dp\ndim m = 2\ninput 0 x: f32[m, n]\n\
+                %0: f32[m, n] = input[0 x]\n%1: f32[m, n] = neg(%0)\noutput value y = %1\n";
+    let mut all = ranks(&graph(text), 1);
+    let whole: Vec<f64> = (0..10).map(f64::from).collect();
+    all.scatter(Array::Input(0), &support::pack(DType::F32, &whole));
+    all.run(0, RunArgs::default()).unwrap();
+    let mut bytes = Vec::new();
+    assert_eq!(all.output(0, 0, &mut bytes), [2, 5]);
+    assert_eq!(support::unpack(DType::F32, &bytes), whole.iter().map(|x| -x).collect::<Vec<_>>());
+    assert_eq!(all.shape(Array::Input(0)), [2, 5]);
 }
 
 #[test]

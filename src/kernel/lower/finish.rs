@@ -48,6 +48,7 @@ impl Lowerer<'_, '_> {
                 buffer,
                 dims: dims.iter().map(|d| self.graph.dim(*d).name.clone()).collect(),
                 shape: dims.iter().map(|d| self.graph.size(*d)).collect(),
+                cut: super::ranks::parts(&self.graph, &dims),
                 source,
             });
         }

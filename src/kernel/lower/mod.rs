@@ -4,7 +4,7 @@
 //! `assemble` has parts of stacks and concatenations written where they belong;
 //! `values` decides for each block which values have a place in memory and which
 //! are recomputed where they are used; `group` puts operations together into kernels; here the resulting nodes are put
-//! in order and handed to `emit` (kernels), `dot` (matrix products), `library`, `attention` and `repeat` (loops); `finish` writes new
+//! in order and handed to `emit` (kernels), `dot` (matrix products), `library`, `attention` and `repeat` (loops), `ranks` (exchanges between ranks); `finish` writes new
 //! parameters and states into their slots, in place where that is safe, and drops buffers that nothing uses; `strips` puts
 //! products together with the kernel that reads their result; `reuse` has results take the place of operands.
 //!
@@ -23,7 +23,7 @@ mod library;
 mod order;
 mod pieces;
 mod prepare;
-mod ranks;
+pub(super) mod ranks;
 mod recompute;
 mod repeat;
 mod reuse;

@@ -5,8 +5,14 @@ use super::emit::{Emitter, FrameId};
 use crate::ir::*;
 use crate::kernel::{Index, Node};
 use crate::mesh::{Atom, Entry, Order, cut};
-use crate::program::{self, Access, Action, Category, Exchanged, Place, Scalar, Step};
+use crate::program::{self, Access, Action, Category, Exchanged, Part, Place, Scalar, Step};
 use crate::types::{DType, MapOp};
+
+/// For each dim the whole that it is a part of.
+pub fn parts(graph: &Graph, dims: &[DimId]) -> Vec<Option<Part>> {
+    let part = |c: &CutDim| Part { extent: c.extent, cut: c.entries.clone() };
+    dims.iter().map(|d| graph.dim(*d).cut.as_ref().map(part)).collect()
+}
 
 impl Lowerer<'_, '_> {
     /// Storage order of a collective's result: that of what it reads, unless another one is wanted.

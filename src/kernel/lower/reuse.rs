@@ -1,5 +1,6 @@
 //! A kernel's result takes the place of an operand that is read for the last time, where the kernel reads each element in
-//! the iteration that writes it: less memory in use at once, and what is written is in the cache already.
+//! the iteration that writes it: less memory in use at once, and what is written is in the cache already. So does the result of a
+//! reduction over ranks.
 
 use super::Lowerer;
 use crate::program::{Access, Action, Buffer, BufferId, Launch, Loop, Place, Step};
@@ -63,37 +64,28 @@ impl Lowerer<'_, '_> {
                     self.reuse_in(&l.body, uses, become_);
                     continue;
                 }
+                Action::Collective(c) => {
+                    if c.is_in_place() && self.may_take(c.to, c.from, i, uses, become_) {
+                        take(c.to, c.from, uses, become_);
+                    }
+                    continue;
+                }
                 _ => continue,
             };
             for written in launch.args.iter().filter(|a| a.access == Access::Write) {
                 let free = |b: BufferId| product.is_none_or(|p| !p.contains(&b));
                 let operands = launch.args.iter().filter(|a| a.access == Access::Read && free(a.buffer));
-                let dies = |b: &BufferId| self.may_take(launch, written.buffer, *b, i, uses, become_);
+                let dies = |b: &BufferId| {
+                    self.may_take(written.buffer, *b, i, uses, become_) && self.is_aligned(launch, written.buffer, *b)
+                };
                 let Some(place) = operands.map(|a| a.buffer).find(dies) else { continue };
-                let place = become_[place.index()];
-                become_[written.buffer.index()] = place;
-                let Use { first, last, times, .. } = uses[written.buffer.index()];
-                let old = &mut uses[place.index()];
-                if old.longest.0 == 0 {
-                    old.longest.0 = old.last - old.first;
-                }
-                old.longest = old.longest.max((last - first, written.buffer));
-                old.last = last;
-                old.times[1] = times[1];
+                take(written.buffer, place, uses, become_);
             }
         }
     }
 
     /// Whether a result may be written where an operand of step `i` is.
-    fn may_take(
-        &self,
-        launch: &Launch,
-        result: BufferId,
-        operand: BufferId,
-        i: usize,
-        uses: &[Use],
-        become_: &[BufferId],
-    ) -> bool {
+    fn may_take(&self, result: BufferId, operand: BufferId, i: usize, uses: &[Use], become_: &[BufferId]) -> bool {
         let place = become_[operand.index()];
         let (new, old) = (uses[result.index()], uses[place.index()]);
         let [to, from] = [result, place].map(|b| self.routine.buffer(b));
@@ -102,15 +94,29 @@ impl Lowerer<'_, '_> {
         let begins = new.first == i && new.written_first && new.times[0] == 1;
         let ends = old.last == i && old.times[1] == 1 && old.first < i && old.written_first;
         let together = new.list == old.list && new.list != MANY;
+        same && temporary(to.place) && temporary(from.place) && begins && ends && together
+    }
+
+    /// Whether a kernel reads the operand where it writes the result.
+    fn is_aligned(&self, launch: &Launch, result: BufferId, operand: BufferId) -> bool {
         let kernel = &self.module.kernels[launch.function as usize];
         let at = |arg: crate::kernel::ArgId| launch.args[arg.index()].buffer;
-        same && temporary(to.place)
-            && temporary(from.place)
-            && begins
-            && ends
-            && together
-            && kernel.updates_in_place(|arg| at(arg) == result, |arg| at(arg) == operand)
+        kernel.updates_in_place(|arg| at(arg) == result, |arg| at(arg) == operand)
     }
+}
+
+/// Has a result lie where an operand is.
+fn take(result: BufferId, operand: BufferId, uses: &mut [Use], become_: &mut [BufferId]) {
+    let place = become_[operand.index()];
+    become_[result.index()] = place;
+    let Use { first, last, times, .. } = uses[result.index()];
+    let old = &mut uses[place.index()];
+    if old.longest.0 == 0 {
+        old.longest.0 = old.last - old.first;
+    }
+    old.longest = old.longest.max((last - first, result));
+    old.last = last;
+    old.times[1] = times[1];
 }
 
 /// Numbers the lists of steps in the order in which they are met.

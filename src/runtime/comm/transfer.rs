@@ -70,11 +70,55 @@ pub unsafe fn clear<T: Element>(dead: &[Block], to: *mut T) {
     }
 }
 
-/// Combines a run of all sources, in their order.
+/// Combines a run of all sources, in their order, with the widest vectors of the processor. All give the same bits.
 ///
 /// # Safety
 /// As for [`fetch`].
+#[cfg(target_arch = "x86_64")]
 unsafe fn reduce<T: Element>(
+    kind: ReduceKind,
+    sources: &[usize],
+    from: &dyn Fn(usize) -> *const T,
+    at: usize,
+    to: *mut T,
+    len: usize,
+) {
+    type Run<'f, T> = (ReduceKind, &'f [usize], &'f dyn Fn(usize) -> *const T, usize, *mut T, usize);
+    #[target_feature(enable = "avx512f,avx512dq,avx512vl,avx512bw")]
+    unsafe fn avx512<T: Element>((kind, sources, from, at, to, len): Run<'_, T>) {
+        // SAFETY: as the caller has seen to.
+        unsafe { reduce_plain(kind, sources, from, at, to, len) }
+    }
+    #[target_feature(enable = "avx2")]
+    unsafe fn avx2<T: Element>((kind, sources, from, at, to, len): Run<'_, T>) {
+        // SAFETY: as above.
+        unsafe { reduce_plain(kind, sources, from, at, to, len) }
+    }
+    let wide = is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512bw");
+    let run = (kind, sources, from, at, to, len);
+    // SAFETY: the processor has these features (each of the wide ones implies avx512f); the rest as the caller has seen to.
+    unsafe {
+        if wide {
+            avx512(run);
+        } else if is_x86_feature_detected!("avx2") {
+            avx2(run);
+        } else {
+            reduce_plain(kind, sources, from, at, to, len);
+        }
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+use reduce_plain as reduce;
+
+/// The same with whatever vectors the function around it may use.
+///
+/// # Safety
+/// As for [`fetch`].
+#[inline(always)]
+unsafe fn reduce_plain<T: Element>(
     kind: ReduceKind,
     sources: &[usize],
     from: &dyn Fn(usize) -> *const T,
@@ -103,6 +147,7 @@ unsafe fn reduce<T: Element>(
 }
 
 /// One loop for each operator, so that each becomes vectors.
+#[inline(always)]
 fn combine<T: Element>(kind: ReduceKind, sums: &mut [T::Sum], part: &[T]) {
     let all = sums.iter_mut().zip(part);
     match kind {

@@ -11,6 +11,7 @@ use indexmap::{IndexMap, IndexSet};
 pub(super) const FOLLOWS: &str = "E0814";
 
 pub struct Links {
+    pub rank: usize,
     /// Along the mesh's atoms.
     pub coordinates: Vec<usize>,
     exchanges: Vec<Exchange>,
@@ -53,7 +54,7 @@ impl Links {
             numbers.push(of_steps);
         }
         let coordinates = mesh.atoms().map(|a| mesh.coordinate(rank, a)).collect();
-        Ok(Links { coordinates, exchanges, numbers, comm })
+        Ok(Links { rank, coordinates, exchanges, numbers, comm })
     }
 
     pub fn begin(&mut self) {

@@ -60,7 +60,7 @@ pub struct RunArgs {
 pub struct Executor {
     program: Arc<Program>,
     pool: Pool,
-    code: Code,
+    code: Arc<Code>,
     helpers: [usize; crate::program::Helper::ALL.len()],
     memory: Memory,
     /// Where the buffers of each routine lie.
@@ -96,24 +96,29 @@ impl Executor {
             return Err(RuntimeError::internal(format!("a program of {} ranks is run on one", program.mesh.ranks())));
         }
         let hub = Arc::new(ranks::hub(&program, comm::Patience::default()));
-        Executor::of_rank(program, options, 0, hub)
+        let code = Executor::load(&program)?;
+        Executor::of_rank(program, options, code, (hub, 0))
+    }
+
+    /// The machine code, which all ranks share.
+    fn load(program: &Program) -> Result<Arc<Code>, RuntimeError> {
+        cpu::supports(&program.code.target).map_err(|why| {
+            RuntimeError::new("E0812", format!("the program cannot run on this machine: {why}"))
+                .help("build the program on this machine")
+        })?;
+        let code = Code::new(&program.code.bytes);
+        Ok(Arc::new(code.ok_or_else(|| RuntimeError::new("E0811", "the system refuses memory for machine code"))?))
     }
 
     /// For one rank of the program's mesh.
     fn of_rank(
         program: Arc<Program>,
         options: ExecOptions,
-        rank: usize,
-        hub: Arc<comm::Hub>,
+        code: Arc<Code>,
+        (hub, rank): (Arc<comm::Hub>, usize),
     ) -> Result<Executor, RuntimeError> {
-        cpu::supports(&program.code.target).map_err(|why| {
-            RuntimeError::new("E0812", format!("the program cannot run on this machine: {why}"))
-                .help("build the program on this machine")
-        })?;
         let threads = if options.threads == 0 { default_threads() } else { options.threads };
         let pool = Pool::new(threads);
-        let code = Code::new(&program.code.bytes)
-            .ok_or_else(|| RuntimeError::new("E0811", "the system refuses memory for machine code"))?;
         let links = Links::new(&program, rank, Box::new(comm::Local::new(hub, rank)))?;
         let memory = Memory::new(&program, &links.coordinates)?;
         let spots = program.routines.iter().map(|r| memory.spots(r)).collect();

@@ -1,9 +1,9 @@
-//! Persistent arrays of which each rank holds a part: from the whole to the parts and back.
+//! Arrays of which each rank holds a part: from the whole to the parts and back.
 
 use super::Ranks;
 use crate::mesh::{Entry, Mesh, cut};
-use crate::program::{Program, Slot};
-use crate::runtime::comm::plan::{Block, Piece, blocks, room};
+use crate::program::{Part, Program, Slot};
+use crate::runtime::comm::plan::{Block, Piece, blocks};
 
 /// A persistent array by its number in the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,37 +23,75 @@ impl Array {
     }
 }
 
-/// Where the elements that a rank holds are in the whole (`from`), and in its part (`to`).
-fn part(mesh: &Mesh, slot: &Slot, rank: usize) -> Vec<Block> {
-    let whole = slot.whole();
-    let pieces = |(entries, extent): (&[Entry], &usize)| -> Vec<Piece> {
-        let spans = cut::spans_of(mesh, entries, *extent, rank);
-        spans.iter().map(|s| Piece { from: s.global, to: s.local, len: s.len }).collect()
-    };
-    let all: Vec<Vec<Piece>> = slot.cuts().zip(&whole).map(pieces).collect();
-    let local: Vec<usize> = slot.cuts().zip(&whole).map(|(c, n)| room(mesh, c, *n)).collect();
-    blocks(&all, &whole, &local)
+/// What each rank holds of an array.
+pub struct Held<'p> {
+    mesh: &'p Mesh,
+    /// Of a rank's buffer.
+    shape: &'p [usize],
+    cut: &'p [Option<Part>],
 }
 
-/// Whether a rank is the first of those that hold the same part.
-fn is_first(mesh: &Mesh, slot: &Slot, rank: usize) -> bool {
-    let cuts = |a| slot.cuts().any(|c| c.iter().any(|e| e.atom == a));
-    mesh.atoms().all(|a| cuts(a) || mesh.coordinate(rank, a) == 0)
+impl<'p> Held<'p> {
+    pub fn of(mesh: &'p Mesh, slot: &'p Slot) -> Held<'p> {
+        Held { mesh, shape: &slot.shape, cut: &slot.cut }
+    }
+
+    /// The shape of what all ranks hold together.
+    pub fn whole(&self) -> Vec<usize> {
+        self.shape.iter().zip(self.cut).map(|(n, c)| c.as_ref().map_or(*n, |c| c.extent)).collect()
+    }
+
+    fn cuts(&self) -> impl Iterator<Item = &'p [Entry]> {
+        self.cut.iter().map(|c| c.as_ref().map_or(&[][..], |c| &c.cut))
+    }
+
+    /// Where the elements that a rank holds are in the whole (`from`), and in its buffer (`to`).
+    pub fn blocks(&self, rank: usize) -> Vec<Block> {
+        let whole = self.whole();
+        let pieces = |(entries, extent): (&[Entry], &usize)| -> Vec<Piece> {
+            let spans = cut::spans_of(self.mesh, entries, *extent, rank);
+            spans.iter().map(|s| Piece { from: s.global, to: s.local, len: s.len }).collect()
+        };
+        let all: Vec<Vec<Piece>> = self.cuts().zip(&whole).map(pieces).collect();
+        blocks(&all, &whole, self.shape)
+    }
+
+    /// Whether a rank is the first of those that hold the same part.
+    fn is_first(&self, rank: usize) -> bool {
+        let cuts = |a| self.cuts().any(|c| c.iter().any(|e| e.atom == a));
+        self.mesh.atoms().all(|a| cuts(a) || self.mesh.coordinate(rank, a) == 0)
+    }
+
+    /// Puts an array together from what `read` gives of each rank that is asked. Of ranks that hold the same part the first one
+    /// counts.
+    fn gather(&self, bytes: usize, whole: &mut Vec<u8>, mut read: impl FnMut(usize, &mut dyn FnMut(&[u8]))) {
+        whole.clear();
+        whole.resize(self.whole().iter().product::<usize>() * bytes, 0);
+        for rank in (0..self.mesh.ranks()).filter(|r| self.is_first(*r)) {
+            read(rank, &mut |own| {
+                for b in self.blocks(rank) {
+                    b.runs(0, b.elements(), &mut |from, to, len| {
+                        let [from, to, len] = [from, to, len].map(|n| n * bytes);
+                        whole[from..from + len].copy_from_slice(&own[to..to + len]);
+                    });
+                }
+            });
+        }
+    }
 }
 
 impl Ranks {
-    /// Bytes of the whole array.
-    pub fn bytes(&self, array: Array) -> usize {
-        let slot = array.slot(self.program());
-        slot.whole().iter().product::<usize>() * slot.dtype.bytes()
+    /// The shape of the whole array.
+    pub fn shape(&self, array: Array) -> Vec<usize> {
+        Held::of(&self.program().mesh, array.slot(self.program())).whole()
     }
 
     /// Gives every rank its part of an array, row-major in the whole's shape. What is not real of a part becomes 0.
     pub fn scatter(&mut self, array: Array, whole: &[u8]) {
         let program = self.program().clone();
         let slot = array.slot(&program);
-        let size = slot.dtype.bytes();
-        assert_eq!(whole.len(), self.bytes(array), "bytes of `{}`", slot.path);
+        let (held, bytes) = (Held::of(&program.mesh, slot), slot.dtype.bytes());
+        assert_eq!(whole.len(), held.whole().iter().product::<usize>() * bytes, "bytes of `{}`", slot.path);
         for rank in 0..self.ranks() {
             let mut exec = self.executor(rank);
             let own = match array {
@@ -61,36 +99,41 @@ impl Ranks {
                 Array::State(n) => exec.state_mut(n),
                 Array::Input(n) => exec.input_mut(n),
             };
-            own.fill(0);
-            for b in part(&program.mesh, slot, rank) {
+            let blocks = held.blocks(rank);
+            if blocks.iter().map(Block::elements).sum::<usize>() < slot.elements() {
+                own.fill(0);
+            }
+            for b in blocks {
                 b.runs(0, b.elements(), &mut |from, to, len| {
-                    let [from, to, len] = [from, to, len].map(|n| n * size);
+                    let [from, to, len] = [from, to, len].map(|n| n * bytes);
                     own[to..to + len].copy_from_slice(&whole[from..from + len]);
                 });
             }
         }
     }
 
-    /// Puts an array together from the parts. Of ranks that hold the same part the first one counts.
+    /// Bytes of a whole array, row-major.
     pub fn gather(&self, array: Array, whole: &mut Vec<u8>) {
         let program = self.program();
         let slot = array.slot(program);
-        let size = slot.dtype.bytes();
-        whole.clear();
-        whole.resize(self.bytes(array), 0);
-        for rank in (0..self.ranks()).filter(|r| is_first(&program.mesh, slot, *r)) {
+        Held::of(&program.mesh, slot).gather(slot.dtype.bytes(), whole, |rank, take| {
             let exec = self.executor(rank);
-            let own = match array {
+            take(match array {
                 Array::Param(n) => exec.param(n),
                 Array::State(n) => exec.state(n),
                 Array::Input(n) => exec.input(n),
-            };
-            for b in part(&program.mesh, slot, rank) {
-                b.runs(0, b.elements(), &mut |from, to, len| {
-                    let [from, to, len] = [from, to, len].map(|n| n * size);
-                    whole[from..from + len].copy_from_slice(&own[to..to + len]);
-                });
-            }
-        }
+            });
+        });
+    }
+
+    /// Shape and bytes of an output of the routine that ran last, put together from what the ranks hold of it.
+    pub fn output(&self, routine: usize, n: usize, whole: &mut Vec<u8>) -> Vec<usize> {
+        let program = self.program();
+        let r = &program.routines[routine];
+        let out = &r.outputs[n];
+        let held = Held { mesh: &program.mesh, shape: &out.shape, cut: &out.cut };
+        let bytes = r.buffer(out.buffer).dtype.bytes();
+        held.gather(bytes, whole, |rank, take| take(self.executor(rank).output(routine, n)));
+        held.whole()
     }
 }

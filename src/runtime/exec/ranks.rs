@@ -76,8 +76,9 @@ impl Ranks {
         let usual = Patience { limit: options.limit, ..Patience::default() };
         let patience = if crowded { Patience { spins: 50, yielding: Duration::ZERO, ..usual } } else { usual };
         let hub = Arc::new(hub(&program, patience));
+        let code = Executor::load(&program)?;
         let seat = |rank| {
-            let exec = Mutex::new(Executor::of_rank(program.clone(), each, rank, hub.clone())?);
+            let exec = Mutex::new(Executor::of_rank(program.clone(), each, code.clone(), (hub.clone(), rank))?);
             Ok(Arc::new(Seat { exec, result: Mutex::new(None) }))
         };
         let seats: Vec<Arc<Seat>> = (0..ranks).map(seat).collect::<Result<_, RuntimeError>>()?;

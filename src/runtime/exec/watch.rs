@@ -1,5 +1,6 @@
 //! Looks on while steps run: which is the first to make a value that is not finite.
 
+use super::parts::Held;
 use super::profile::Times;
 use super::{ExecOptions, Executor, placed};
 use crate::program::{BufferId, OutputKind, Program, Slot, SourceId, Step};
@@ -123,7 +124,14 @@ impl Executor {
                         // SAFETY: an array of the slot's own type, and no step is under way.
                         let values =
                             unsafe { std::slice::from_raw_parts(array.bytes().as_ptr().cast::<E>(), slot.elements()) };
-                        values.iter().any(|x| !x.value().is_finite())
+                        let mut spoilt = false;
+                        // What is not real of a part may be anything.
+                        for b in Held::of(&self.program.mesh, slot).blocks(self.links.rank) {
+                            b.runs(0, b.elements(), &mut |_, at, len| {
+                                spoilt |= values[at..at + len].iter().any(|x| !x.value().is_finite());
+                            });
+                        }
+                        spoilt
                     })
             })
         };
