@@ -1,7 +1,8 @@
 //! How many elements ranks hold, and how many of what they need: sums over all ranks of the mesh, as whole numbers.
 //!
 //! What one dim's cut leaves sums to the dim's extent over the coordinates, whatever is uneven; so a layout's total needs no
-//! loop. Only where two uneven cuts meet does one go over coordinates, and only over those of the atoms of such dims.
+//! loop. Only where cuts meet that are uneven or no part of each other does one go over coordinates: over those of the atoms
+//! of one dim, and then atom by atom, so that the size of the mesh matters little.
 
 use super::super::{Atom, Cut, Entry, Layout, Mesh, Order, Span, cut};
 
@@ -30,27 +31,21 @@ pub fn shared(mesh: &Mesh, shape: &[usize], from: &[Cut], to: &[Cut]) -> u128 {
             pairs.push(pair);
         }
     }
-    while let Some(first) = pairs.pop() {
-        // The dims whose counts hang together by an atom.
-        let mut atoms = first.atoms.clone();
-        let mut group = vec![first];
-        while let Some(i) = pairs.iter().position(|p| p.atoms.iter().any(|a| atoms.contains(a))) {
-            let next = pairs.swap_remove(i);
-            let more: Vec<Atom> = next.atoms.iter().copied().filter(|a| !atoms.contains(a)).collect();
-            atoms.extend(more);
-            group.push(next);
-        }
-        let ranks: u128 = mesh.group(&atoms) as u128;
-        let sum = match &group[..] {
-            [one] if one.longer().is_some() => {
-                // All atoms are of the finer cut, whose blocks make up the dim.
-                one.extent as u128
-            }
-            _ => count(mesh, &atoms, &group),
-        };
-        total = total / ranks * sum;
+    let mut factors = Vec::new();
+    let mut atoms: Vec<Atom> = Vec::new();
+    for (i, pair) in pairs.iter().enumerate() {
+        atoms.extend(&pair.atoms);
+        let others = || pairs.iter().enumerate().filter(|(k, _)| *k != i);
+        let alone = !others().any(|(_, p)| p.atoms.iter().any(|a| pair.atoms.contains(a)));
+        factors.push(match pair.longer() {
+            // All its atoms are of the finer cut, whose blocks make up the dim.
+            Some(_) if alone => Factor { atoms: Vec::new(), table: vec![pair.extent as u128] },
+            _ => pair.factor(mesh),
+        });
     }
-    total
+    atoms.sort_unstable();
+    atoms.dedup();
+    total / mesh.group(&atoms) as u128 * sum(mesh, factors)
 }
 
 /// How a dim is cut before and after, without what both begin with where that leaves equal blocks.
@@ -78,21 +73,23 @@ impl<'a> Pair<'a> {
     }
 
     /// What is held twice, for all coordinates of its atoms.
-    fn table(&self, mesh: &Mesh) -> Vec<usize> {
-        let sizes: Vec<usize> = self.atoms.iter().map(|a| mesh.size(*a)).collect();
-        let mut all = Vec::with_capacity(sizes.iter().product());
+    fn factor(&self, mesh: &Mesh) -> Factor {
         let place = |e: &Entry| self.atoms.iter().position(|a| *a == e.atom).expect("one of both");
-        let (from, to): (Vec<usize>, Vec<usize>) =
-            (self.from.iter().map(place).collect(), self.to.iter().map(place).collect());
-        let (mut i, mut k) = (vec![0; from.len()], vec![0; to.len()]);
-        each(&sizes, |at| {
-            i.iter_mut().zip(&from).for_each(|(i, place)| *i = at[*place]);
-            k.iter_mut().zip(&to).for_each(|(k, place)| *k = at[*place]);
-            let before = cut::spans(mesh, self.from, self.extent, &i);
-            let after = cut::spans(mesh, self.to, self.extent, &k);
-            all.push(overlap(&before, &after));
+        let places = |c: &[Entry]| c.iter().map(place).collect::<Vec<usize>>();
+        let (from, to) = (places(self.from), places(self.to));
+        let plain = self.from.iter().chain(self.to).all(|e| e.order == Order::Block);
+        let sizes = [self.from, self.to].map(|c| cut::extents(mesh, c, self.extent));
+        let table = each(mesh, &self.atoms, |at| {
+            if plain {
+                let (a, b) = (run(&sizes[0], &from, at), run(&sizes[1], &to, at));
+                return a.1.min(b.1).saturating_sub(a.0.max(b.0)) as u128;
+            }
+            let of = |c, places: &[usize]| {
+                cut::spans(mesh, c, self.extent, &places.iter().map(|i| at[*i]).collect::<Vec<usize>>())
+            };
+            overlap(&of(self.from, &from), &of(self.to, &to)) as u128
         });
-        all
+        Factor { atoms: self.atoms.clone(), table }
     }
 
     /// The finer cut, where one only goes on from the other: all that a rank holds under it is held under both.
@@ -107,39 +104,65 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// The sum over coordinates of the atoms of products of what is held twice along each dim.
-fn count(mesh: &Mesh, atoms: &[Atom], dims: &[Pair]) -> u128 {
-    // Of each dim for all coordinates of its own atoms, and how far apart therein those of the group's atoms are.
-    let tables: Vec<(Vec<usize>, Vec<usize>)> = dims
-        .iter()
-        .map(|d| {
-            let stride = |a: &Atom| match d.atoms.iter().position(|x| x == a) {
-                Some(i) => mesh.group(&d.atoms[i + 1..]),
-                None => 0,
-            };
-            (d.table(mesh), atoms.iter().map(stride).collect())
-        })
-        .collect();
-    let sizes: Vec<usize> = atoms.iter().map(|a| mesh.size(*a)).collect();
-    let mut sum = 0;
-    each(&sizes, |at| {
-        let of = |(table, strides): &(Vec<usize>, Vec<usize>)| {
-            table[at.iter().zip(strides).map(|(i, s)| i * s).sum::<usize>()] as u128
-        };
-        sum += tables.iter().map(of).product::<u128>();
-    });
-    sum
+/// A number for each set of coordinates of some atoms.
+struct Factor {
+    atoms: Vec<Atom>,
+    /// Those of the last atom next to each other.
+    table: Vec<u128>,
 }
 
-/// All coordinates, those of the last fastest.
-fn each(sizes: &[usize], mut visit: impl FnMut(&[usize])) {
+/// The sum of the factors' product over all coordinates: over those of one atom after the other, that with the least to do first.
+fn sum(mesh: &Mesh, mut factors: Vec<Factor>) -> u128 {
+    let joint = |factors: &[Factor], atom: Atom| {
+        let mut all: Vec<Atom> = Vec::new();
+        for a in factors.iter().filter(|f| f.atoms.contains(&atom)).flat_map(|f| &f.atoms) {
+            if *a != atom && !all.contains(a) {
+                all.push(*a);
+            }
+        }
+        all.push(atom);
+        all
+    };
+    let next = |factors: &[Factor]| {
+        let all = factors.iter().flat_map(|f| &f.atoms).map(|a| joint(factors, *a));
+        all.min_by_key(|atoms| mesh.group(atoms))
+    };
+    while let Some(mut atoms) = next(&factors) {
+        let last = *atoms.last().expect("one at least");
+        let (with, without): (Vec<Factor>, Vec<Factor>) = factors.into_iter().partition(|f| f.atoms.contains(&last));
+        let stride =
+            |f: &Factor, a: &Atom| f.atoms.iter().position(|x| x == a).map_or(0, |i| mesh.group(&f.atoms[i + 1..]));
+        let strides: Vec<Vec<usize>> = with.iter().map(|f| atoms.iter().map(|a| stride(f, a)).collect()).collect();
+        let table = each(mesh, &atoms, |at| {
+            let place = |strides: &[usize]| at.iter().zip(strides).map(|(i, s)| i * s).sum::<usize>();
+            with.iter().zip(&strides).map(|(f, s)| f.table[place(s)]).product()
+        });
+        atoms.pop();
+        factors = without;
+        factors.push(Factor { atoms, table: table.chunks(mesh.size(last)).map(|c| c.iter().sum()).collect() });
+    }
+    factors.iter().map(|f| f.table[0]).product()
+}
+
+/// What is said of all coordinates of the atoms, those of the last fastest.
+fn each(mesh: &Mesh, atoms: &[Atom], mut of: impl FnMut(&[usize]) -> u128) -> Vec<u128> {
+    let sizes: Vec<usize> = atoms.iter().map(|a| mesh.size(*a)).collect();
+    let mut out = Vec::with_capacity(sizes.iter().product());
     let mut at = vec![0; sizes.len()];
     loop {
-        visit(&at);
-        let Some(i) = (0..at.len()).rev().find(|i| at[*i] + 1 < sizes[*i]) else { return };
+        out.push(of(&at));
+        let Some(i) = (0..at.len()).rev().find(|i| at[*i] + 1 < sizes[*i]) else { return out };
         at[i] += 1;
         at[i + 1..].fill(0);
     }
+}
+
+/// As [`cut::spans`] where all blocks are in order: from nominal extents, and where coordinates stand.
+fn run(extents: &[usize], places: &[usize], at: &[usize]) -> (usize, usize) {
+    places.iter().zip(&extents[1..]).fold((0, extents[0]), |(begin, end), (place, size)| {
+        let from = begin + at[*place] * size;
+        (from.min(end), (from + size).min(end))
+    })
 }
 
 fn overlap(a: &[Span], b: &[Span]) -> usize {
