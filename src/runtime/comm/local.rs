@@ -13,6 +13,11 @@ use std::sync::{Arc, Mutex};
 /// Elements that are worth a thread.
 const LEAST: usize = 1 << 14;
 
+/// Bytes of a result that every rank reduces for itself: that reads more, but the ranks meet once less.
+const STAGING: usize = 1 << 15;
+/// The same, of the parts of all ranks together.
+const PARTS: usize = 1 << 16;
+
 /// Where all ranks meet.
 pub struct Hub {
     /// For each set of atoms that groups go along, the group of every rank.
@@ -95,19 +100,22 @@ pub struct Local {
     rank: usize,
     /// For each group of the hub how often the rank has come to it in this run.
     came: Vec<u64>,
+    /// Room for a small result, while others still read its parts.
+    staging: Vec<u64>,
 }
 
 impl Local {
     pub fn new(hub: Arc<Hub>, rank: usize) -> Local {
         let came = vec![0; hub.groups.len()];
-        Local { hub, rank, came }
+        Local { hub, rank, came, staging: vec![0; STAGING / 8] }
     }
+}
 
+impl Hub {
     /// Waits until the whole group has come as often as this rank.
-    fn meet(&mut self, group: usize) -> Result<(), CommError> {
-        let Local { hub, rank, came } = self;
-        let g = &hub.groups[group];
-        let own = &hub.desks[*rank].meetings;
+    fn meet(&self, rank: usize, came: &mut [u64], group: usize) -> Result<(), CommError> {
+        let g = &self.groups[group];
+        let own = &self.desks[rank].meetings;
         let meetings = own.load(Ordering::Relaxed) + 1;
         own.store(meetings, Ordering::SeqCst);
         came[group] += 1;
@@ -116,13 +124,13 @@ impl Local {
             g.arrived.ring();
             return Ok(());
         }
-        match g.arrived.wait(goal, hub.patience, &hub.failed) {
+        match g.arrived.wait(goal, self.patience, &self.failed) {
             Waited::Ready => Ok(()),
-            Waited::Stopped => Err(hub.failure()),
+            Waited::Stopped => Err(self.failure()),
             Waited::Late => {
-                let late = |r: &usize| hub.desks[*r].meetings.load(Ordering::SeqCst) < meetings;
+                let late = |r: &usize| self.desks[*r].meetings.load(Ordering::SeqCst) < meetings;
                 let ranks = g.ranks.iter().copied().filter(late).collect();
-                Err(CommError::Missing { ranks, seconds: hub.patience.limit.as_secs() })
+                Err(CommError::Missing { ranks, seconds: self.patience.limit.as_secs() })
             }
         }
     }
@@ -141,24 +149,29 @@ impl Communicator for Local {
         to: *mut u8,
         pool: &Pool,
     ) -> Result<(), CommError> {
-        let hub = self.hub.clone();
-        let group = hub.sets[e.set][self.rank];
-        let desk = &hub.desks[self.rank];
+        let Local { hub, rank, came, staging } = self;
+        let (hub, rank) = (&**hub, *rank);
+        let group = hub.sets[e.set][rank];
+        let mut meet = || hub.meet(rank, came, group);
+        let desk = &hub.desks[rank];
         desk.from.store(from.cast_mut(), Ordering::Relaxed);
         desk.to.store(to, Ordering::Relaxed);
         desk.step.store(number as u64, Ordering::Relaxed);
         let alone = e.group.len() == 1;
         if !alone {
-            self.meet(group)?;
+            meet()?;
             let elsewhere = |r: &&usize| hub.desks[**r].step.load(Ordering::Relaxed) != number as u64;
             if let Some(r) = e.group.iter().find(elsewhere) {
-                return Err(CommError::Broken(format!("rank {r} is at another step than rank {}", self.rank)));
+                return Err(CommError::Broken(format!("rank {r} is at another step than rank {rank}")));
             }
         }
-        let shared = Shared(to);
+        let bytes = e.room * e.dtype.bytes();
+        let small = e.alike.len() > 1 && bytes <= STAGING && bytes * e.alike.len() <= PARTS;
+        // The result may lie where the parts are.
+        let shared = Shared(if small { staging.as_mut_ptr().cast() } else { to });
         with_element!(e.dtype, E => {
             let theirs = |rank: usize| hub.desks[rank].from.load(Ordering::Relaxed).cast_const().cast::<E>();
-            let own = e.share(e.place);
+            let own = if small { 0..e.elements } else { e.share(e.place) };
             let done = pool.split(own.len(), LEAST, &|begin, end| {
                 // SAFETY: the group has met, so that all arrays are there and nobody writes what is read, before the next
                 // meeting; pieces of the result are apart.
@@ -166,12 +179,19 @@ impl Communicator for Local {
             });
             done.map_err(CommError::Broken)?;
             // SAFETY: they belong to nobody's share.
-            unsafe { transfer::clear(&e.dead, to.cast::<E>()) };
+            unsafe { transfer::clear(&e.dead, shared.get().cast::<E>()) };
             if alone {
                 return Ok(());
             }
+            if small {
+                // Nobody reads parts any more.
+                meet()?;
+                // SAFETY: both have room for the result.
+                unsafe { std::ptr::copy_nonoverlapping(shared.get().cast_const(), to, bytes) };
+                return Ok(());
+            }
             if e.alike.len() > 1 {
-                self.meet(group)?;
+                meet()?;
                 for (place, rank) in e.alike.iter().enumerate().filter(|(p, _)| *p != e.place) {
                     let theirs = Shared(hub.desks[*rank].to.load(Ordering::Relaxed));
                     let share = e.share(place);
@@ -185,6 +205,6 @@ impl Communicator for Local {
             }
         });
         // Nobody goes on to overwrite what another one still reads.
-        self.meet(group)
+        meet()
     }
 }

@@ -26,6 +26,8 @@ pub struct Exchange {
     pub dead: Vec<Block>,
     /// Real elements of the result.
     pub elements: usize,
+    /// Of its buffer.
+    pub room: usize,
 }
 
 /// Blocks that come from certain ranks.
@@ -187,6 +189,7 @@ impl Exchange {
             alike,
             transfers,
             dead: dead(&own, &to),
+            room: to.iter().product(),
             elements,
         })
     }

@@ -1,0 +1,172 @@
+//! Whole models, spread by plans over the ranks of this process, beside one device.
+
+use super::support;
+use partita::codegen::cpu::Target;
+use partita::diag::render;
+use partita::driver::pipeline::{self, Graphs};
+use partita::driver::{Options, Request, sharding};
+use partita::ir::Graph;
+use partita::kernel::{self, Module};
+use partita::memory;
+use partita::program::Program;
+use partita::runtime::exec::{Array, ExecOptions, RankOptions, Ranks, RunArgs};
+use partita::source::{Memory, SourceMap};
+use partita::types::DType;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+fn graphs(source: &str, plan: &str, precision: DType) -> Graphs {
+    let path = PathBuf::from("m.pta");
+    let mut world = Memory::default();
+    world.0.insert(path.clone(), format!("{source}\nplan p {{\n{plan}\n}}\n"));
+    let options = Options {
+        request: Request { path, ..Request::default() },
+        plan: Some("p".into()),
+        ranks: true,
+        precision: Some(precision),
+        ..Options::default()
+    };
+    pipeline::graphs(&options, &world)
+        .unwrap_or_else(|f| panic!("{plan}\n{}", render::text(&f.sink, &f.sources, false)))
+}
+
+fn program(train: &Graph, init: &Graph) -> Arc<Program> {
+    let texts = SourceMap::default();
+    let mut module = Module::new(&texts);
+    module.add("train", train, &kernel::Options::default());
+    module.add("init", init, &kernel::Options::default());
+    let (mut program, kernels) = (module.program, module.kernels);
+    program.routines.iter_mut().for_each(memory::plan);
+    program.code = Target::host().expect("a supported processor").compile(&kernels, 2).expect("compiles");
+    Arc::new(program)
+}
+
+/// Ranks with their initial values.
+fn started(program: Arc<Program>) -> Ranks {
+    let exec = ExecOptions { threads: 2, ..ExecOptions::default() };
+    let mut ranks = Ranks::new(program, RankOptions { exec, ..RankOptions::default() }).expect("ranks");
+    let seed = RunArgs { seed: 5, ..RunArgs::default() };
+    ranks.run(1, seed).unwrap_or_else(|e| panic!("{e}"));
+    ranks
+}
+
+fn feed(ranks: &mut Ranks, step: u64, vocabulary: usize) {
+    let program = ranks.program().clone();
+    for (n, slot) in program.inputs.iter().enumerate() {
+        let count: usize = ranks.shape(Array::Input(n)).iter().product();
+        let value = |i: usize| {
+            let x = (i * 7919 + n * 104_729 + step as usize * 31 + 17) * 2_654_435_761 % 1_000_003;
+            if slot.dtype == DType::I32 { (x % vocabulary) as f64 } else { x as f64 / 500_000.0 - 1.0 }
+        };
+        ranks.scatter(Array::Input(n), &support::pack(slot.dtype, &(0..count).map(value).collect::<Vec<_>>()));
+    }
+}
+
+/// All parameters and states by path, wholes.
+fn arrays(ranks: &Ranks) -> Vec<(String, Vec<f64>)> {
+    let program = ranks.program().clone();
+    let params = program.params.iter().enumerate().map(|(n, s)| (s, Array::Param(n)));
+    let states = program.states.iter().enumerate().map(|(n, s)| (s, Array::State(n)));
+    let mut all: Vec<_> = params.chain(states).map(|(s, a)| (s.path.clone(), support::gathered(ranks, a))).collect();
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    all
+}
+
+fn compare(source: &str, plan: &str, precision: DType, vocabulary: usize, tolerance: f64) {
+    let g = graphs(source, plan, precision);
+    let p = sharding::programs(&g);
+    let p = p.unwrap_or_else(|f| panic!("{plan}\n{}", render::text(&f.sink, &f.sources, false))).expect("many ranks");
+    let mut one = started(program(&g.train, &g.init));
+    let mut many = started(program(&p.train.graph, &p.init.graph));
+    assert_eq!((one.ranks(), many.ranks()), (1, p.train.graph.mesh.ranks()));
+    assert_eq!(arrays(&one), arrays(&many), "initial values: {plan}");
+    for step in 0..3 {
+        for ranks in [&mut one, &mut many] {
+            feed(ranks, step, vocabulary);
+            ranks.run(0, RunArgs { seed: 5, step, position: 0 }).unwrap_or_else(|e| panic!("{plan}: {e}"));
+        }
+        let outputs = one.program().routines[0].outputs.len();
+        for n in 0..outputs {
+            let (mut a, mut b) = (Vec::new(), Vec::new());
+            assert_eq!(one.output(0, n, &mut a), many.output(0, n, &mut b));
+            let out = &one.program().routines[0].outputs[n];
+            let dtype = one.program().routines[0].buffer(out.buffer).dtype;
+            let [a, b] = [a, b].map(|bytes| support::unpack(dtype, &bytes));
+            near(&a, &b, tolerance, &format!("{plan}\nstep {step}, output {}", out.name));
+        }
+        for (a, b) in arrays(&one).iter().zip(arrays(&many)) {
+            assert_eq!(a.0, b.0);
+            near(&a.1, &b.1, tolerance, &format!("{plan}\nstep {step}, {}", a.0));
+        }
+    }
+}
+
+/// Relative to the largest element.
+fn near(one: &[f64], many: &[f64], tolerance: f64, what: &str) {
+    assert_eq!(one.len(), many.len(), "{what}");
+    let scale = one.iter().fold(1e-4f64, |m, x| m.max(x.abs()));
+    for (i, (a, b)) in one.iter().zip(many).enumerate() {
+        assert!((a - b).abs() <= tolerance * scale, "{what} at {i}: {a} on one, {b} on many");
+    }
+}
+
+const GPT: &str = "
+use nn.{Embedding, LayerNorm, LearnedPosition, Linear, attention, causal, gelu_tanh}
+use losses.{cross_entropy}
+use optim.{sgd}
+dim batch = 5, seq = 8, vocab = 33, embed = 16, heads = 4, head_dim = embed / heads, mlp = 4 * embed, depth = 2
+layer Attention(x: [batch, seq, embed]) -> [batch, seq, embed] {
+    dim key = seq
+    let query, keys, values = Linear[embed, (heads, head_dim)]
+    let out = Linear[(heads, head_dim), embed]
+    let k = keys(x)[seq -> key]
+    let v = values(x)[seq -> key]
+    out(attention[key, head_dim, head_dim, scale = 1 / sqrt(head_dim)](query(x), k, v, mask = causal[seq, key]()))
+}
+layer Block(x: [batch, seq, embed]) -> [batch, seq, embed] {
+    let norm1, norm2 = LayerNorm[embed]
+    let up = Linear[embed, mlp]
+    let down = Linear[mlp, embed]
+    let h = x + Attention(norm1(x))
+    h + down(gelu_tanh(up(norm2(h))))
+}
+model Gpt(tokens: int[batch, seq], targets: int[batch, seq]) {
+    let wte = Embedding[vocab, embed]
+    let wpe = LearnedPosition[seq, embed]
+    let norm = LayerNorm[embed]
+    let h = wte(tokens) + wpe()
+    for i in depth { h = Block(h) }
+    output logits = dot[embed](norm(h), wte.table)
+    loss mean[batch, seq](cross_entropy[vocab](logits, targets))
+}
+train Gpt {
+    optimizer sgd(lr = 0.5, momentum = 0.9)
+    steps 20
+    seed 1
+}
+";
+
+const PLANS: [&str; 8] = [
+    "mesh dp = 2\nshard batch by dp",
+    "mesh dp = 3\nshard batch by dp",
+    "mesh tp = 2\nshard heads, mlp by tp",
+    "mesh tp = 4\nshard heads, mlp, vocab by tp",
+    "mesh dp = 2, tp = 2\nshard batch by dp\nshard heads, mlp, vocab by tp\nshard seq by tp in LayerNorm",
+    "mesh dp = 2\nshard batch by dp\nzero 1 by dp",
+    "mesh dp = 4\nshard batch by dp\nzero 3 by dp",
+    "mesh tp = 3\nshard heads, mlp, vocab by tp",
+];
+
+#[test]
+fn a_gpt_on_many_ranks_trains_as_on_one() {
+    for plan in PLANS {
+        compare(GPT, plan, DType::F64, 33, 1e-9);
+    }
+}
+
+#[test]
+fn a_gpt_in_f32_on_many_ranks_trains_as_on_one() {
+    for plan in [PLANS[1], PLANS[4], PLANS[6]] {
+        compare(GPT, plan, DType::F32, 33, 2e-4);
+    }
+}
