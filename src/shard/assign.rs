@@ -1,7 +1,8 @@
 //! Which loops of each operation are cut, atom by atom.
 //!
 //! A loop is *agreed* if an operand has it and every operand and result that has it is cut so by a rule: it takes the
-//! atom. Where nothing is agreed, the loops that some slot is cut along, and no loop at all, are priced: bytes to bring each operand
+//! atom, unless one operand alone has the loop and a rule cuts the result and another operand along another one (rows of experts that
+//! come back to their tokens). Where nothing is agreed, the loops that some slot is cut along, and no loop at all, are priced: bytes to bring each operand
 //! to what is needed and the result from what is made to its layout, times the weight of the axis, and twice in the forward pass for what
 //! has a gradient (the dual move). Least wins; ties: fewer collectives, a cut before none, a loop of the result before a
 //! contracted one, order of declaration. An open result takes the form in which it is made.
@@ -205,9 +206,18 @@ fn agreed(s: &State<'_>, op: &Operation, nest: &Nest, a: Atom) -> Option<usize> 
         let sizes = (0..nest.operands).filter(|i| l.slots[*i].is_some()).map(|i| s.g.bytes(value(i)));
         sizes.max().unwrap_or(0)
     };
+    // A loop of one operand alone does not outvote one that another operand and the result are cut along.
+    let claimed = |l: &super::nest::Loop| {
+        let says = |i: usize| l.slots[i].is_some() && fact(l, i);
+        l.along == Along::Parallel && (0..nest.operands).any(says) && (nest.operands..slots).any(says)
+    };
+    let alone = |l: &super::nest::Loop| l.slots.iter().flatten().count() == 1;
+    let outvoted = |k: usize| {
+        alone(&nest.loops[k]) && nest.loops.iter().enumerate().any(|(j, other)| j != k && claimed(other))
+    };
     let mut best: Option<(usize, usize)> = None;
     for (k, l) in nest.loops.iter().enumerate() {
-        if with_operand(l) && all(l) && best.is_none_or(|(_, b)| largest(l) > b) {
+        if with_operand(l) && all(l) && !outvoted(k) && best.is_none_or(|(_, b)| largest(l) > b) {
             best = Some((k, largest(l)));
         }
     }

@@ -130,7 +130,8 @@ fn enter(g: &mut Graph, block: BlockId, place: &Place, dim: DimId, depth: &[Opti
     };
     let ops = std::mem::take(&mut g.blocks[block.index()].ops);
     let mut order = Vec::with_capacity(ops.len());
-    let mut made: IndexMap<(ValueId, ScopeId, Phase), ValueId> = IndexMap::new();
+    // The backward pass reads the edges of the forward pass.
+    let mut made: IndexMap<(ValueId, ScopeId), ValueId> = IndexMap::new();
     for id in ops {
         let op = g.op(id).clone();
         if op.phase != Phase::Update && depth[op.scope.index()].is_some() {
@@ -146,7 +147,7 @@ fn enter(g: &mut Graph, block: BlockId, place: &Place, dim: DimId, depth: &[Opti
                     continue;
                 }
                 let root = root_of(g, op.scope);
-                let edge = *made.entry((a, root, op.phase)).or_insert_with(|| {
+                let edge = *made.entry((a, root)).or_insert_with(|| {
                     let (v, o) = (ValueId(g.values.len() as u32), OpId(g.ops.len() as u32));
                     g.values.push(Value { def: Def::Op(o, 0), name: None, ..value });
                     g.ops.push(Operation {

@@ -1,0 +1,266 @@
+//! Bytes that a training step sends per rank: at most what is least possible for plans that everybody knows.
+
+use partita::diag::render;
+use partita::driver::{Findings, Options, Request, pipeline, sharding};
+use partita::ir::{Op, print};
+use partita::source::Memory;
+use std::path::PathBuf;
+
+/// Bytes sent per rank and step, and the collectives as text.
+fn sent(source: &str, plan: &str) -> (f64, Vec<String>) {
+    let path = PathBuf::from("m.pta");
+    let mut world = Memory::default();
+    world.0.insert(path.clone(), format!("{source}\nplan p {{\n{plan}\n}}\n"));
+    let options = Options {
+        request: Request { path, ..Request::default() },
+        plan: Some("p".into()),
+        ranks: true,
+        ..Options::default()
+    };
+    let fail = |f: Box<Findings>| -> ! { panic!("{plan}\n{}", render::text(&f.sink, &f.sources, false)) };
+    let g = pipeline::graphs(&options, &world).unwrap_or_else(|f| fail(f));
+    let p = sharding::programs(&g).unwrap_or_else(|f| fail(f)).expect("several ranks");
+    let (graph, reasons) = (&p.train.graph, &p.train.reasons);
+    let total = reasons.iter().flatten().map(|r| r.bytes).sum();
+    let lines = print::print(graph);
+    let moves = |l: &&str| l.contains("collective[") && !l.contains("[slice");
+    let _ = graph.ops.iter().filter(|o| matches!(o.op, Op::Collective(_))).count();
+    (total, lines.lines().filter(moves).map(str::to_string).collect())
+}
+
+/// At most the least possible, a thousandth apart for scalars.
+fn at_most(row: &str, source: &str, plan: &str, least: f64) {
+    let (bytes, list) = sent(source, plan);
+    println!("{row}: {bytes} of {least}: {:.4}", bytes / least);
+    if bytes > least * 1.001 {
+        panic!("{row}: {bytes} bytes, {:.3} times {least}\n{}", bytes / least, list.join("\n"));
+    }
+}
+
+fn mlp(optimizer: &str) -> String {
+    format!(
+        "use nn.{{Linear, gelu}}\nuse optim.{{adamw, sgd}}
+dim batch = 64, inner = 512, mlp = 2048, out = 512
+model Net(x: [batch, inner], y: [batch, out]) {{
+    let up = Linear[inner, mlp]
+    let down = Linear[mlp, out]
+    loss mean[batch, out](square(down(gelu(up(x))) - y))
+}}
+train Net {{\n    optimizer {optimizer}\n    steps 2\n    seed 3\n}}\n"
+    )
+}
+
+#[test]
+fn a_data_parallel() {
+    at_most("a1", &mlp("sgd(lr = 0.1)"), "mesh dp = 8\nshard batch by dp", 14_697_991.0);
+    at_most("a2", &mlp("adamw(lr = 0.1)"), "mesh dp = 8\nshard batch by dp", 14_697_991.0);
+}
+
+fn residual(blocks: usize, batch: usize, wanted: bool) -> String {
+    let (input, x) = match wanted {
+        true => ("", "    param x: [batch, inner] = normal(1.0)\n"),
+        false => ("x: [batch, inner], ", ""),
+    };
+    format!(
+        "use nn.{{Linear, gelu}}\nuse optim.{{sgd}}
+dim batch = {batch}, inner = 512, mlp = 2048, depth = {blocks}
+layer Block(x: [batch, inner]) -> [batch, inner] {{
+    let up = Linear[inner, mlp]
+    let down = Linear[mlp, inner]
+    x + down(gelu(up(x)))
+}}
+model Net({input}y: [batch, inner]) {{
+{x}    let h = x
+    for i in depth {{ h = Block(h) }}
+    loss mean[batch, inner](square(h - y))
+}}
+train Net {{\n    optimizer sgd(lr = 0.1)\n    steps 2\n    seed 3\n}}\n"
+    )
+}
+
+#[test]
+fn b_hidden_over_tp() {
+    at_most("b1", &residual(1, 64, false), "mesh tp = 4\nshard mlp by tp", 196_608.0);
+    at_most("b2", &residual(1, 64, true), "mesh tp = 4\nshard mlp by tp", 393_216.0);
+    at_most("b3", &residual(2, 64, false), "mesh dp = 2, tp = 4\nshard batch by dp\nshard mlp by tp", 4_497_412.0);
+}
+
+const ATTENTION: &str = "
+use nn.{Linear, attention, causal}
+use optim.{sgd}
+dim batch = 8, seq = 128, embed = 256, heads = 8, head_dim = embed / heads
+layer Attention(x: [batch, seq, embed]) -> [batch, seq, embed] {
+    dim key = seq
+    let query, keys, values = Linear[embed, (heads, head_dim)]
+    let out = Linear[(heads, head_dim), embed]
+    let k = keys(x)[seq -> key]
+    let v = values(x)[seq -> key]
+    out(attention[key, head_dim, head_dim, scale = 1 / sqrt(head_dim)](query(x), k, v, mask = causal[seq, key]()))
+}
+model Net(y: [batch, seq, embed]) {
+    param x: [batch, seq, embed] = normal(1.0)
+    loss mean[batch, seq, embed](square(Attention(x) - y))
+}
+train Net {
+    optimizer sgd(lr = 0.1)
+    steps 2
+    seed 3
+}
+";
+
+const GPT: &str = "
+use nn.{Embedding, LayerNorm, LearnedPosition, Linear, attention, causal, gelu}
+use losses.{cross_entropy}
+use optim.{adamw}
+dim batch = 8, seq = 128, vocab = 512, embed = 256, heads = 8, head_dim = embed / heads, mlp = 4 * embed, depth = 4
+layer Attention(x: [batch, seq, embed]) -> [batch, seq, embed] {
+    dim key = seq
+    let query, keys, values = Linear[embed, (heads, head_dim)]
+    let out = Linear[(heads, head_dim), embed]
+    let k = keys(x)[seq -> key]
+    let v = values(x)[seq -> key]
+    out(attention[key, head_dim, head_dim, scale = 1 / sqrt(head_dim)](query(x), k, v, mask = causal[seq, key]()))
+}
+layer Block(x: [batch, seq, embed]) -> [batch, seq, embed] {
+    let norm1, norm2 = LayerNorm[embed]
+    let up = Linear[embed, mlp]
+    let down = Linear[mlp, embed]
+    let h = x + Attention(norm1(x))
+    h + down(gelu(up(norm2(h))))
+}
+model Gpt(tokens: int[batch, seq], targets: int[batch, seq]) {
+    let wte = Embedding[vocab, embed]
+    let wpe = LearnedPosition[seq, embed]
+    let norm = LayerNorm[embed]
+    let h = wte(tokens) + wpe()
+    for i in depth { h = Block(h) }
+    output logits = dot[embed](norm(h), wte.table)
+    loss mean[batch, seq](cross_entropy[vocab](logits, targets))
+}
+train Gpt {
+    optimizer adamw(lr = 1e-3, beta2 = 0.95, weight_decay = 0.1)
+    steps 20
+    seed 1
+}
+";
+
+#[test]
+fn c_heads_over_tp() {
+    at_most("c1", ATTENTION, "mesh tp = 4\nshard heads by tp", 3_145_728.0);
+    at_most("c2", GPT, "mesh dp = 2, tp = 4\nshard batch by dp\nshard heads, mlp by tp", 16_417_796.0);
+    at_most("c3", GPT, "mesh dp = 4, tp = 4\nshard batch by dp\nshard heads, mlp by tp", 12_043_782.0);
+}
+
+#[test]
+fn d_sequence_over_tp() {
+    let plan = "mesh dp = 2, tp = 4\nshard batch by dp\nshard heads, mlp by tp\nshard seq by tp in LayerNorm";
+    at_most("d1", GPT, plan, 17_231_876.0);
+}
+
+#[test]
+fn e_zero_3() {
+    let plan = "mesh dp = 8\nshard batch by dp\nzero 3 by dp";
+    at_most("e1", GPT, &format!("{plan} {{ regather = never }}"), 23_263_744.0);
+    at_most("e2", GPT, plan, 34_895_616.0);
+}
+
+#[test]
+fn f_zero_1() {
+    at_most("f1", GPT, "mesh dp = 8\nshard batch by dp\nzero 1 by dp", 23_263_744.0);
+}
+
+const SEQ: &str = "
+use nn.{attention}
+use optim.{sgd}
+dim batch = 4, seq = 512, embed = 256, heads = 8, head_dim = embed / heads
+layer Attention(x: [batch, seq, embed]) -> [batch, seq, embed] {
+    dim key = seq
+    param wq, wk, wv: [embed -> heads, head_dim] = normal(0.02)
+    param wo: [heads, head_dim -> embed] = normal(0.02)
+    let q = dot[embed](x, wq)
+    let k = dot[embed](x, wk)[seq -> key]
+    let v = dot[embed](x, wv)[seq -> key]
+    dot[heads, head_dim](attention[key, head_dim, head_dim, scale = 1 / sqrt(head_dim)](q, k, v, mask = true), wo)
+}
+model Net(x: [batch, seq, embed], y: [batch, seq, embed]) {
+    loss mean[batch, seq, embed](square(Attention(x) - y))
+}
+train Net {
+    optimizer sgd(lr = 0.1)
+    steps 2
+    seed 3
+}
+";
+
+#[test]
+fn h_ulysses() {
+    at_most("h1", SEQ, "mesh cp = 4\nshard seq by cp\nshard heads by cp in attention", 4_718_598.0);
+}
+
+fn voc(vocab: usize) -> String {
+    format!(
+        "use nn.{{Embedding}}\nuse losses.{{cross_entropy}}\nuse optim.{{sgd}}
+dim batch = 4, seq = 128, embed = 256, vocab = {vocab}
+model Net(tokens: int[batch, seq], targets: int[batch, seq]) {{
+    dim mid = embed
+    let wte = Embedding[vocab, embed]
+    param wm: [embed -> mid] = normal(0.02)
+    let h = tanh(dot[embed](wte(tokens), wm))[mid -> embed]
+    loss mean[batch, seq](cross_entropy[vocab](dot[embed](h, wte.table), targets))
+}}
+train Net {{\n    optimizer sgd(lr = 0.1)\n    steps 2\n    seed 3\n}}\n"
+    )
+}
+
+#[test]
+fn i_vocabulary() {
+    at_most("i1", &voc(512), "mesh tp = 4\nshard vocab by tp", 1_582_080.0);
+    at_most("i2", &voc(50_257), "mesh tp = 4\nshard vocab by tp", 1_582_080.0);
+}
+
+fn product(m: usize, k: usize, n: usize) -> String {
+    format!(
+        "use optim.{{sgd}}
+dim rows = {m}, inner = {k}, cols = {n}
+model Net(x: [rows, inner]) {{
+    param w: [inner -> cols] = normal(0.02)
+    loss mean[rows, cols](square(dot[inner](x, w)))
+}}
+train Net {{\n    optimizer sgd(lr = 0.1)\n    steps 2\n    seed 3\n}}\n"
+    )
+}
+
+#[test]
+fn k_products() {
+    at_most("k3", &product(8192, 512, 256), "mesh a = 8\nshard rows by a\nlayout Net.w @ [cols: a]", 917_511.0);
+}
+
+fn experts(groups: usize) -> String {
+    format!(
+        "use nn.{{gelu, softmax}}\nuse optim.{{sgd}}
+dim groups = {groups}, token = 256, inner = 256, embed = 256, outer = 256, experts = 8, pick = 2, slot = 64, mlp = 512
+layer Experts(rows: [groups, experts, slot, embed]) -> [groups, experts, slot, embed] {{
+    param up: [experts, (embed -> mlp)] = normal(0.02)
+    param down: [experts, (mlp -> embed)] = normal(0.02)
+    dot[mlp](gelu(dot[embed](rows, up)), down)
+}}
+model Net(x: [groups, token, inner], y: [groups, token, outer]) {{
+    param wi: [inner -> embed] = normal(0.02)
+    param wg: [embed -> experts] = normal(0.02)
+    param wout: [embed -> outer] = normal(0.02)
+    let h = tanh(dot[inner](x, wi))
+    let (best, chosen) = top_k[experts -> pick](softmax[experts](dot[embed](h, wg)))
+    let (rows, place) = pack[(pick, token) -> (experts = chosen, slot)](h)
+    let back = unpack[(experts = chosen, slot = place)](Experts(rows))
+    loss mean[groups, token, outer](square(dot[embed](dot[pick](best, back), wout) - y))
+}}
+train Net {{\n    optimizer sgd(lr = 0.1)\n    steps 2\n    seed 3\n}}\n"
+    )
+}
+
+#[test]
+fn g_experts() {
+    let plan = "shard experts by ep in Experts";
+    at_most("g1", &experts(4), &format!("mesh ep = 4\nshard groups by ep\n{plan}"), 2_371_590.0);
+    at_most("g2", &experts(8), &format!("mesh dp = 2, ep = 4\nshard groups by dp, ep\n{plan}"), 4_601_863.0);
+}
