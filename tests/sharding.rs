@@ -122,3 +122,40 @@ fn gpt_plans() {
         same(GPT, plan);
     }
 }
+
+/// A file with other sizes, and plan lines.
+fn of_file(file: &str, preset: &str, sizes: &[(&str, &str)], plan: &str) -> verify::Report {
+    let text = std::fs::read_to_string(file).expect("a file of the repository");
+    let path = PathBuf::from("m.pta");
+    let mut world = Memory::default();
+    world.0.insert(path.clone(), format!("{text}\nplan p {{\n{plan}\n}}\n"));
+    let request = Request {
+        path,
+        presets: (!preset.is_empty()).then(|| preset.to_string()).into_iter().collect(),
+        sets: sizes.iter().map(|(a, b)| (a.to_string(), b.to_string())).collect(),
+        ..Request::default()
+    };
+    let options = Options { request, plan: Some("p".into()), ..Options::default() };
+    match verify::verify(&options, &world, 2) {
+        Ok(report) => report,
+        Err(findings) => panic!("{file} {plan}\n{}", render::text(&findings.sink, &findings.sources, false)),
+    }
+}
+
+#[test]
+#[ignore]
+fn one_of_the_environment() {
+    let all = std::env::var("CASES").expect("CASES=file|preset|a=1,b=2|plan;lines");
+    for case in all.split('\n') {
+        let parts: Vec<&str> = case.split('|').collect();
+        let [file, preset, sizes, plan] = parts[..] else { continue };
+        let sizes: Vec<(&str, &str)> = sizes.split(',').filter_map(|s| s.split_once('=')).collect();
+        let start = std::time::Instant::now();
+        let plan = plan.replace(';', "\n");
+        let r = std::panic::catch_unwind(|| of_file(file, preset, &sizes, &plan));
+        match r {
+            Ok(r) => println!("{case}\n    {:?} compared {} largest {:e} in {:?}", r.differs, r.compared, r.largest, start.elapsed()),
+            Err(e) => println!("{case}\n    PANIC {}", e.downcast_ref::<String>().cloned().unwrap_or_default()),
+        }
+    }
+}
