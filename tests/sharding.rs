@@ -154,7 +154,13 @@ fn one_of_the_environment() {
         let plan = plan.replace(';', "\n");
         let r = std::panic::catch_unwind(|| of_file(file, preset, &sizes, &plan));
         match r {
-            Ok(r) => println!("{case}\n    {:?} compared {} largest {:e} in {:?}", r.differs, r.compared, r.largest, start.elapsed()),
+            Ok(r) => println!(
+                "{case}\n    {:?} compared {} largest {:e} in {:?}",
+                r.differs,
+                r.compared,
+                r.largest,
+                start.elapsed()
+            ),
             Err(e) => println!("{case}\n    PANIC {}", e.downcast_ref::<String>().cloned().unwrap_or_default()),
         }
     }

@@ -122,7 +122,7 @@ fn check(case: Case) {
             None => exact = Some(ours),
             Some(exact) => compare(&case, &format!("{precision} near f64"), &ours, exact, loose, false),
         }
-        let exec = engine.executor();
+        let exec = engine.into_executor().expect("one rank");
         for (n, routine) in exec.program().routines.iter().enumerate() {
             assert_eq!(exec.high_water(n), planned[n], "{} {precision}: arena of `{}`", case.file, routine.name);
             assert_eq!(exec.scratch_bytes(), scratch_bytes(exec.program(), 2));

@@ -102,7 +102,7 @@ fn milliseconds(seconds: f64) -> String {
 }
 
 /// Writes the trace of a run to a file.
-pub fn write(engine: &Compiled, path: &Path) -> Outcome<()> {
-    let text = trace(engine).to_string();
+pub fn write(engine: &mut Compiled, path: &Path) -> Outcome<()> {
+    let text = engine.with_executor(|exec| trace(exec)).to_string();
     std::fs::write(path, text).map_err(|e| overwrite::unwritten(path, &e))
 }

@@ -5,6 +5,7 @@ use super::output::{Output, grouped};
 use super::progress::{Progress, fitting};
 use super::{Code, OK, profile};
 use crate::diag::{Diagnostic, Severity};
+use crate::driver::Options;
 use crate::driver::compile::{self, Compilation};
 use crate::driver::engine::{Compiled, Engine, Interpreted};
 use crate::driver::findings::{Findings, Outcome};
@@ -25,7 +26,7 @@ pub fn run(args: &TrainArgs, threads: usize, out: &mut Output) -> Code {
 }
 
 fn train(args: &TrainArgs, threads: usize, out: &mut Output) -> Outcome<Code> {
-    let mut options = args.compile.options(threads);
+    let mut options = Options { ranks: true, ..args.compile.options(threads) };
     options.unfused = args.debug_nan;
     let timed = args.compile.timings;
     match args.engine {
@@ -98,7 +99,7 @@ pub fn profiled(
     }
     let (code, ended) = follow(recipe, engine, request, sources, timed, out)?;
     if how.profile {
-        profile::print(engine.executor_mut(), pipeline::TRAIN, "step", out);
+        engine.with_executor(|exec| profile::print(exec, pipeline::TRAIN, "step", out));
         profile::beside(&ended.beside, out);
     }
     if let Some(path) = &how.trace {

@@ -8,7 +8,7 @@ use crate::ir::{self, Graph};
 use crate::program::{self, OutputKind, Program, Source};
 use crate::runtime::RuntimeError;
 use crate::runtime::data::Batch;
-use crate::runtime::exec::{ExecOptions, Executor, RunArgs};
+use crate::runtime::exec::{Array, ExecOptions, Executor, RankOptions, Ranks, RunArgs};
 use crate::source::SourceMap;
 use crate::types::DType;
 use std::sync::Arc;
@@ -58,11 +58,76 @@ pub trait Engine {
     fn write(&mut self, slot: Slot, bytes: &[u8]);
 
     fn threads(&self) -> usize;
+
+    fn ranks(&self) -> usize {
+        1
+    }
+}
+
+/// What executes a program: all of its ranks are in this process.
+enum Machine {
+    One(Box<Executor>),
+    Many(Ranks),
+}
+
+impl Machine {
+    fn program(&self) -> Arc<Program> {
+        match self {
+            Machine::One(exec) => exec.program().clone(),
+            Machine::Many(ranks) => ranks.program().clone(),
+        }
+    }
+
+    fn run(&mut self, routine: usize, args: RunArgs) -> Result<(), RuntimeError> {
+        match self {
+            Machine::One(exec) => exec.run(routine, args),
+            Machine::Many(ranks) => ranks.run(routine, args),
+        }
+    }
+
+    /// Every rank takes its part.
+    fn write(&mut self, array: Array, bytes: &[u8]) {
+        match self {
+            Machine::Many(ranks) => ranks.scatter(array, bytes),
+            Machine::One(exec) => match array {
+                Array::Param(n) => exec.param_mut(n).copy_from_slice(bytes),
+                Array::State(n) => exec.state_mut(n).copy_from_slice(bytes),
+                Array::Input(n) => exec.input_mut(n).copy_from_slice(bytes),
+            },
+        }
+    }
+
+    fn read(&self, array: Array, to: &mut Vec<u8>) {
+        to.clear();
+        match self {
+            Machine::Many(ranks) => ranks.gather(array, to),
+            Machine::One(exec) => to.extend_from_slice(match array {
+                Array::Param(n) => exec.param(n),
+                Array::State(n) => exec.state(n),
+                Array::Input(n) => exec.input(n),
+            }),
+        }
+    }
+
+    /// Shape and elements of an output.
+    fn output(&self, routine: usize, n: usize) -> (Vec<usize>, Vec<f64>) {
+        let program = self.program();
+        let r = &program.routines[routine];
+        let dtype = r.buffer(r.outputs[n].buffer).dtype;
+        match self {
+            Machine::One(exec) => (r.outputs[n].shape.clone(), numbers(dtype, exec.output(routine, n))),
+            Machine::Many(ranks) => {
+                let mut bytes = Vec::new();
+                let shape = ranks.output(routine, n, &mut bytes);
+                (shape, numbers(dtype, &bytes))
+            }
+        }
+    }
 }
 
 /// A compiled program in this process.
 pub struct Compiled {
-    exec: Executor,
+    machine: Machine,
     /// Numbers of the recipe's parameters and states in the program; one for evaluation alone lacks some.
     params: Vec<Option<usize>>,
     states: Vec<Option<usize>>,
@@ -76,32 +141,42 @@ impl Compiled {
         let params = recipe.params.iter().map(|p| find(&program.params, &p.name)).collect();
         let states = recipe.states.iter().map(|(s, _)| find(&program.states, &s.name)).collect();
         let watched = options.check_finite;
-        Ok(Compiled { exec: Executor::new(Arc::new(program), options)?, params, states, watched })
+        let program = Arc::new(program);
+        let machine = if program.mesh.ranks() == 1 {
+            Machine::One(Box::new(Executor::new(program, options)?))
+        } else {
+            Machine::Many(Ranks::new(program, RankOptions { exec: options, ..RankOptions::default() })?)
+        };
+        Ok(Compiled { machine, params, states, watched })
     }
 
-    pub fn executor(&self) -> &Executor {
-        &self.exec
+    /// What runs the first rank.
+    pub fn with_executor<T>(&mut self, f: impl FnOnce(&mut Executor) -> T) -> T {
+        match &mut self.machine {
+            Machine::One(exec) => f(exec),
+            Machine::Many(ranks) => f(&mut ranks.executor(0)),
+        }
     }
 
-    pub fn executor_mut(&mut self) -> &mut Executor {
-        &mut self.exec
-    }
-
-    pub fn into_executor(self) -> Executor {
-        self.exec
+    /// What runs the only rank; none where there are several.
+    pub fn into_executor(self) -> Option<Executor> {
+        match self.machine {
+            Machine::One(exec) => Some(*exec),
+            Machine::Many(_) => None,
+        }
     }
 
     fn routine(&self, name: &str) -> Result<usize, RuntimeError> {
-        self.exec.routine(name).ok_or_else(|| {
+        self.machine.program().routines.iter().position(|r| r.name == name).ok_or_else(|| {
             RuntimeError::new("E0812", format!("the program has no routine `{name}`")).help("build it again")
         })
     }
 
     /// The number of an array in the program.
-    fn slot(&self, slot: Slot) -> Option<Slot> {
+    fn slot(&self, slot: Slot) -> Option<Array> {
         match slot {
-            Slot::Param(n) => self.params[n].map(Slot::Param),
-            Slot::State(n) => self.states[n].map(Slot::State),
+            Slot::Param(n) => self.params[n].map(Array::Param),
+            Slot::State(n) => self.states[n].map(Array::State),
         }
     }
 }
@@ -109,7 +184,7 @@ impl Compiled {
 impl Engine for Compiled {
     fn init(&mut self, seed: u64) -> Result<(), Stop> {
         let n = self.routine(INIT)?;
-        self.exec.run(n, RunArgs { seed, ..RunArgs::default() }).map_err(stop)
+        self.machine.run(n, RunArgs { seed, ..RunArgs::default() }).map_err(stop)
     }
 
     fn run(&mut self, routine: Routine, seed: u64, number: u64, batch: &Batch) -> Result<Vec<Figure>, Stop> {
@@ -117,53 +192,50 @@ impl Engine for Compiled {
             Routine::Train => TRAIN,
             Routine::Eval => EVAL,
         })?;
-        let program = self.exec.program().clone();
+        let program = self.machine.program();
         let r = &program.routines[n];
         for slot in &r.inputs {
             let wanted = &program.inputs[*slot as usize];
-            let field = batch.field(&wanted.path).filter(|f| f.bytes().len() == wanted.bytes());
+            let field = batch.field(&wanted.path).filter(|f| f.bytes().len() == wanted.whole_bytes());
             let Some(field) = field else { return Err(not_fed(&wanted.path).into()) };
             if self.watched
                 && let Some(at) = field.values().iter().position(|x| !x.is_finite())
             {
                 return Err(not_finite(&wanted.path, field.values()[at], at).into());
             }
-            self.exec.input_mut(*slot as usize).copy_from_slice(field.bytes());
+            self.machine.write(Array::Input(*slot as usize), field.bytes());
         }
-        self.exec.run(n, RunArgs { seed, step: number, position: 0 }).map_err(stop)?;
+        self.machine.run(n, RunArgs { seed, step: number, position: 0 }).map_err(stop)?;
         let read = r.outputs.iter().enumerate().map(|(k, o)| {
             let dtype = r.buffer(o.buffer).dtype;
-            Figure {
-                kind: o.kind,
-                name: o.name.clone(),
-                dtype,
-                dims: o.dims.clone(),
-                shape: o.shape.clone(),
-                values: numbers(dtype, self.exec.output(n, k)),
-            }
+            let (shape, values) = self.machine.output(n, k);
+            Figure { kind: o.kind, name: o.name.clone(), dtype, dims: o.dims.clone(), shape, values }
         });
         Ok(read.collect())
     }
 
     fn read(&self, slot: Slot, to: &mut Vec<u8>) {
         to.clear();
-        match self.slot(slot) {
-            Some(Slot::Param(n)) => to.extend_from_slice(self.exec.param(n)),
-            Some(Slot::State(n)) => to.extend_from_slice(self.exec.state(n)),
-            None => {}
+        if let Some(array) = self.slot(slot) {
+            self.machine.read(array, to);
         }
     }
 
     fn write(&mut self, slot: Slot, bytes: &[u8]) {
-        match self.slot(slot) {
-            Some(Slot::Param(n)) => self.exec.param_mut(n).copy_from_slice(bytes),
-            Some(Slot::State(n)) => self.exec.state_mut(n).copy_from_slice(bytes),
-            None => {}
+        if let Some(array) = self.slot(slot) {
+            self.machine.write(array, bytes);
         }
     }
 
     fn threads(&self) -> usize {
-        self.exec.threads()
+        match &self.machine {
+            Machine::One(exec) => exec.threads(),
+            Machine::Many(ranks) => ranks.threads(),
+        }
+    }
+
+    fn ranks(&self) -> usize {
+        self.machine.program().mesh.ranks()
     }
 }
 

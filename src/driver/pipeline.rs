@@ -171,6 +171,10 @@ pub fn program(
     let mut p = Passes::new(options);
     let sources = g.findings.sources.clone();
     let mut module = Module::new(&sources);
+    if let Some(programs) = p.run("shard", || sharding::programs(g))? {
+        (g.train, g.eval, g.init) = (programs.train.graph, programs.eval.graph, programs.init.graph);
+        g.sharding = None;
+    }
     // What is lowered is not needed any more.
     p.run("lower", || {
         for (name, graph) in [(TRAIN, &mut g.train), (EVAL, &mut g.eval), (INIT, &mut g.init)] {

@@ -1,7 +1,6 @@
 //! Where the time of a training step, or of one new token, goes: by kernel against the machine's roofline (Williams, Waterman and
 //! Patterson, 2009), by place in the text, and what is no kernel at all.
 
-use super::engine::Compiled;
 use crate::program::{Program, Source, SourceId, Work};
 use crate::runtime::exec::{Executor, Profile, Roof, Timing};
 use indexmap::IndexMap;
@@ -119,8 +118,7 @@ fn line_of(source: Option<&Source>) -> String {
 }
 
 /// The single runs of steps in the JSON format of Chrome's trace events, which Perfetto reads: times in microseconds.
-pub fn trace(engine: &Compiled) -> serde_json::Value {
-    let exec = engine.executor();
+pub fn trace(exec: &Executor) -> serde_json::Value {
     let program = exec.program();
     let steps: Vec<Vec<Timing>> =
         (0..program.routines.len()).map(|n| exec.profile(n).map_or(Vec::new(), |p| p.steps)).collect();

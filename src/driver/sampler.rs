@@ -68,7 +68,8 @@ impl Sampler {
             Weights::Initial(item) => {
                 let mut engine = Compiled::open(program, item, options)?;
                 weights::begin(item, &mut engine, item.seed)?;
-                Sampler { exec: engine.into_executor(), recipe, chars: None, seed }
+                let exec = engine.into_executor().ok_or_else(|| RuntimeError::internal("sampling on many ranks"))?;
+                Sampler { exec, recipe, chars: None, seed }
             }
         };
         if let Some(n) = out.exec.program().states.iter().position(|s| s.path == TEMPERATURE) {

@@ -119,6 +119,12 @@ impl Slot {
         self.elements() * self.dtype.bytes()
     }
 
+    /// Bytes of the whole that ranks hold parts of.
+    pub fn whole_bytes(&self) -> usize {
+        let extents = self.shape.iter().zip(&self.cut).map(|(n, c)| c.as_ref().map_or(*n, |c| c.extent));
+        extents.product::<usize>() * self.dtype.bytes()
+    }
+
     /// Bytes set aside for it: whole cache lines.
     pub fn reserved(&self) -> usize {
         self.bytes().next_multiple_of(ALIGN)

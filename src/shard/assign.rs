@@ -212,9 +212,8 @@ fn agreed(s: &State<'_>, op: &Operation, nest: &Nest, a: Atom) -> Option<usize> 
         l.along == Along::Parallel && (0..nest.operands).any(says) && (nest.operands..slots).any(says)
     };
     let alone = |l: &super::nest::Loop| l.slots.iter().flatten().count() == 1;
-    let outvoted = |k: usize| {
-        alone(&nest.loops[k]) && nest.loops.iter().enumerate().any(|(j, other)| j != k && claimed(other))
-    };
+    let outvoted =
+        |k: usize| alone(&nest.loops[k]) && nest.loops.iter().enumerate().any(|(j, other)| j != k && claimed(other));
     let mut best: Option<(usize, usize)> = None;
     for (k, l) in nest.loops.iter().enumerate() {
         if with_operand(l) && all(l) && !outvoted(k) && best.is_none_or(|(_, b)| largest(l) > b) {
