@@ -27,6 +27,10 @@ pub(super) fn check(g: &Graph, op: &Operation) -> Outcome {
     c.rule()
 }
 
+fn entries_of<'g>(g: &'g Graph, v: &'g Value) -> impl Iterator<Item = &'g Entry> {
+    v.dims.iter().flat_map(|d| g.dim(*d).cut.iter().flat_map(|c| &c.entries))
+}
+
 fn g_has(g: &Graph, atom: Atom) -> bool {
     g.mesh.atoms().any(|a| a == atom)
 }
@@ -416,7 +420,9 @@ impl Check<'_> {
             let entries = [*from, *to].map(|d| self.g.dim(d).cut.iter().flat_map(|c| &c.entries).collect::<Vec<_>>());
             let [a, b] = &entries;
             cut.extend(a.iter().filter(|e| !b.contains(e)).map(|e| e.atom));
-            cut.extend(b.iter().filter(|e| !a.contains(e)).map(|e| e.atom));
+            // A part of what a rank gets is its own affair.
+            let moved = |e: &&&Entry| entries_of(self.g, self.arg(0)).any(|x| x.atom == e.atom);
+            cut.extend(b.iter().filter(|e| !a.contains(e)).filter(moved).map(|e| e.atom));
         }
         if let Some((op, parts)) = &c.reduce {
             self.atoms(parts)?;

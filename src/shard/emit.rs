@@ -551,10 +551,12 @@ impl Emitter<'_, '_> {
             let want = self.reordered(held(self.s, param), param, end);
             next.push(self.form(end, &want, id, Why::Result));
         }
-        let mut collected = Vec::new();
+        let (mut collected, mut stacked_as) = (Vec::new(), Vec::new());
         for (end, r) in block.results[carries..].iter().zip(&op.results[carries..]) {
             let want = self.reordered(held(self.s, *r), *r, *end);
+            let want = Layout { dims: without(&want, &self.held_on(*r, dim)), ..want };
             collected.push(self.form(*end, &want, id, Why::Result));
+            stacked_as.push(want);
         }
         let (finals, stacked) = self.b.end_loop(frame, &next, &collected);
         self.depth -= 1;
@@ -565,11 +567,30 @@ impl Emitter<'_, '_> {
             let layout = self.reordered(held(self.s, block.params[1 + c]), block.params[1 + c], op.results[c]);
             self.add_form(op.results[c], layout, v);
         }
-        for (k, v) in stacked.into_iter().enumerate() {
-            let r = op.results[carries + k];
-            let layout = held(self.s, r);
-            self.add_form(r, layout, v);
+        for ((end, r), (v, layout)) in
+            block.results[carries..].iter().zip(&op.results[carries..]).zip(stacked.into_iter().zip(stacked_as))
+        {
+            // Turns are not cut. The stacked array has its turns first; the result may have them elsewhere.
+            let layout = self.reordered(layout, *end, *r);
+            let dims = self.dims(*r, &layout);
+            let v = self.in_order(v, dims);
+            self.add_form(*r, layout, v);
         }
+    }
+
+    /// The entries that cut a dim of a value.
+    fn held_on(&self, v: ValueId, dim: DimId) -> Cut {
+        let at = self.s.g.value(v).dims.iter().position(|d| *d == dim);
+        at.map(|at| self.s.held(v).cuts[at].clone()).unwrap_or_default()
+    }
+
+    /// A value with its dims in a wanted order.
+    fn in_order(&mut self, v: ValueId, dims: Vec<DimId>) -> ValueId {
+        if self.b.dims(v) == dims {
+            return v;
+        }
+        let dtype = self.b.dtype(v);
+        self.b.emit(Op::Reshape { groups: Vec::new() }, &[v], &[(dtype, dims)])[0]
     }
 
     /// The layout of one value's dims in the order of another's (which may lack some).
@@ -608,6 +629,12 @@ impl Emitter<'_, '_> {
             self.b.graph.outputs.push(Output { value, ..o.clone() });
         }
     }
+}
+
+/// The cuts of a layout, but for these entries.
+fn without(layout: &Layout, entries: &[crate::mesh::Entry]) -> Vec<Cut> {
+    let keep = |c: &Cut| c.iter().filter(|e| !entries.iter().any(|x| x.atom == e.atom)).copied().collect();
+    layout.dims.iter().map(keep).collect()
 }
 
 fn reorder(layout: &Layout, own: &[DimId], wanted: &[DimId]) -> Layout {
