@@ -157,18 +157,6 @@ fn errors_of_ranks_become_one() {
 }
 
 #[test]
-fn the_sum_of_16_ranks_on_few_cores() {
-    let mut all = ranks(program(16, vec![all_reduce(0, 1), all_reduce(1, 2)]), LONG);
-    for rank in 0..16 {
-        let bytes: Vec<u8> = (0..N).flat_map(|i| ((rank + i) as f32).to_ne_bytes()).collect();
-        all.executor(rank).input_mut(0).copy_from_slice(&bytes);
-    }
-    for _ in 0..50 {
-        all.run(0, RunArgs::default()).unwrap();
-    }
-}
-
-#[test]
 fn a_program_of_many_ranks_is_not_run_on_one() {
     let e = Executor::new(program(2, vec![]), ExecOptions::default()).err().expect("an error");
     assert_eq!(e.message, "a program of 2 ranks is run on one");
