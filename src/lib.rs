@@ -6,6 +6,7 @@ pub mod codegen;
 pub mod diag;
 pub mod driver;
 pub mod elaborate;
+pub mod inspect;
 pub mod interp;
 pub mod ir;
 pub mod kernel;

@@ -40,6 +40,10 @@ pub enum Command {
     Eval(EvalArgs),
     /// Say how much memory a program needs, exactly
     Memory(MemoryArgs),
+    /// Show what the ranks of a plan send: every collective of a step
+    Comm(CommArgs),
+    /// Run a plan on emulated ranks in f64 and compare with one device
+    Verify(VerifyArgs),
     /// Write one executable that trains, evaluates and samples by itself
     Build(BuildArgs),
     /// Write the weights of a checkpoint to a safetensors file
@@ -88,7 +92,7 @@ pub struct CompileArgs {
     /// The train item to use, where the file has several
     #[arg(long, value_name = "NAME")]
     pub item: Option<String>,
-    /// The plan to use; without it, one device
+    /// The plan to use; without it, one device (of `comm`, `verify`, `ir --stage layouts|spmd`: the file's only plan)
     #[arg(long, value_name = "NAME")]
     pub plan: Option<String>,
     /// Sizes of the plan's mesh axes, such as dp=2,tp=4
@@ -217,6 +221,30 @@ pub struct MemoryArgs {
 }
 
 #[derive(Args, Debug)]
+pub struct CommArgs {
+    #[command(flatten)]
+    pub compile: CompileArgs,
+    /// The step of evaluation, not that of training
+    #[arg(long)]
+    pub eval: bool,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct VerifyArgs {
+    #[command(flatten)]
+    pub compile: CompileArgs,
+    /// Steps to run
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
+    pub steps: u64,
+    /// Run the program as it is, however large
+    #[arg(long)]
+    pub full: bool,
+}
+
+#[derive(Args, Debug)]
 pub struct ExportArgs {
     #[command(flatten)]
     pub compile: CompileArgs,
@@ -292,6 +320,10 @@ pub enum Stage {
     Clif,
     /// Kernels as code over vectors of 512 bits
     Vector,
+    /// The train step, every value with its layout under the plan
+    Layouts,
+    /// The train step of a rank, with its collectives
+    Spmd,
 }
 
 impl SourceArgs {

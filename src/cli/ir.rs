@@ -16,6 +16,8 @@ pub fn run(args: &IrArgs, threads: usize, out: &mut Output) -> Code {
         Stage::Kernel => inspect::Stage::Kernel,
         Stage::Clif => inspect::Stage::Clif,
         Stage::Vector => inspect::Stage::Vector,
+        Stage::Layouts => inspect::Stage::Layouts,
+        Stage::Spmd => inspect::Stage::Spmd,
     };
     match inspect::text(stage, args.model.as_deref(), &options, &Disk) {
         Ok(text) => {

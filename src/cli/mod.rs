@@ -9,6 +9,7 @@ mod build;
 mod cache;
 mod carried;
 mod check;
+mod comm;
 mod doctor;
 mod eval;
 mod explain;
@@ -23,6 +24,7 @@ mod progress;
 mod sample;
 mod train;
 mod vectors;
+mod verify;
 
 use crate::driver::Findings;
 use crate::driver::build::carried_program;
@@ -79,6 +81,8 @@ fn dispatch(cli: Cli, out: &mut Output) -> Code {
         Command::Sample(a) => sample::run(&a, threads, out),
         Command::Eval(a) => eval::run(&a, threads, out),
         Command::Memory(a) => memory::run(&a, threads, out),
+        Command::Comm(a) => comm::run(&a, threads, out),
+        Command::Verify(a) => verify::run(&a, threads, out),
         Command::Build(a) => build::run(&a, threads, out),
         Command::Export(a) => export::run(&a, threads, out),
         Command::Fmt(a) => fmt::run(&a, out),

@@ -8,6 +8,7 @@ use super::plan;
 use crate::codegen::wide::Width;
 use crate::diag::{Diagnostic, did_you_mean};
 use crate::elaborate::{Elab, Mode};
+use crate::inspect::layouts;
 use crate::ir::print;
 use crate::kernel;
 use crate::resolve::ItemRef;
@@ -23,6 +24,8 @@ pub enum Stage {
     Kernel,
     Clif,
     Vector,
+    Layouts,
+    Spmd,
 }
 
 /// One form of a program; `model` chooses among several for the stages before gradients.
@@ -44,6 +47,15 @@ pub fn text(stage: Stage, model: Option<&str>, options: &Options, world: &dyn Wo
         Stage::Backward => {
             let g = pipeline::graphs(options, world)?;
             Ok(print::print_with_places(&g.train, &|span| Some(g.findings.sources.place(span))))
+        }
+        Stage::Layouts | Stage::Spmd => {
+            let g = pipeline::graphs(&plan::spread(options, world)?, world)?;
+            let program = super::sharding::train(&g)?;
+            let sources = &g.findings.sources;
+            Ok(match stage {
+                Stage::Layouts => layouts::text(&program.story, sources),
+                _ => print::print_with_places(&program.graph, &|span| Some(sources.place(span))),
+            })
         }
         Stage::Kernel => {
             let g = pipeline::graphs(options, world)?;

@@ -1,10 +1,14 @@
-//! What a plan means for a run on one device: its precision and its microbatches. A plan of several ranks is refused.
+//! Which plan is meant, and what it means for a run on one device: its precision and its microbatches. There a plan of several
+//! ranks is refused.
 
+use super::check;
+use super::findings::Outcome;
 use super::options::Options;
-use crate::diag::{Diagnostic, did_you_mean};
+use super::pipeline::{sound, with};
+use crate::diag::{Diagnostic, Sink, did_you_mean};
 use crate::elaborate::plan;
 use crate::resolve::Program;
-use crate::source::Span;
+use crate::source::{Span, World};
 use crate::syntax::ast::{Plan, PlanKind};
 use crate::types::DType;
 
@@ -46,6 +50,45 @@ pub fn single(options: &Options, program: &Program) -> Result<Single, Diagnostic
         out.precision = p;
     }
     Ok(out)
+}
+
+/// The options with a plan: the one that they name, else the file's only one. Its ranks may be many.
+pub fn spread(options: &Options, world: &dyn World) -> Outcome<Options> {
+    let mut out = Options { ranks: true, ..options.clone() };
+    if out.plan.is_some() {
+        return Ok(out);
+    }
+    let c = sound(check::load(&options.request, world))?;
+    let plans = plan::all(&c.program);
+    let d = match &plans[..] {
+        [only] => {
+            out.plan = Some(only.name.text.clone());
+            return Ok(out);
+        }
+        [] => match options.mesh.first() {
+            // A mesh without a plan, of which no statement can use an axis.
+            Some((axis, _)) => Diagnostic::error("E0502", format!("axis `{axis}` of `--mesh` divides nothing"))
+                .with_note("the file has no plan")
+                .help(format!(
+                    "add `plan NAME {{ mesh {axis} = ..; shard DIM by {axis} }}` to the file, or leave `--mesh` out"
+                )),
+            None => Diagnostic::error("E0509", "the file has no plan")
+                .help("add `plan NAME { mesh dp = 2; shard DIM by dp }` to the file"),
+        },
+        several => {
+            let names: Vec<&str> = several.iter().map(|p| p.name.text.as_str()).collect();
+            Diagnostic::error("E0509", "the file has several plans")
+                .help(format!("choose one with `--plan NAME`: {}", names.join(", ")))
+        }
+    };
+    Err(with(d, &c.sources))
+}
+
+/// Names and sizes of the axes of the options' plan.
+pub fn axes(options: &Options, program: &Program) -> Vec<(String, u64)> {
+    let Some(Ok(ast)) = options.plan.as_ref().map(|name| plan::find(program, name)) else { return Vec::new() };
+    let axes = crate::check::plan::mesh(ast, &options.mesh, &mut Sink::default());
+    axes.into_iter().map(|a| (a.name, a.size)).collect()
 }
 
 /// A precision by its name.

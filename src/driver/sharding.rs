@@ -71,17 +71,36 @@ pub fn resolve(
 /// The programs of a rank, verified.
 pub fn programs(g: &Graphs) -> Outcome<Option<Programs>> {
     let Some(s) = &g.sharding else { return Ok(None) };
-    let one = |name: &str, graph: &Graph, rules: &Rules| -> Outcome<Sharded> {
-        let out = shard::shard(graph, rules, &s.storage).map_err(|d| with(*d, &g.findings.sources))?;
-        shard::verify(&out.graph).map_err(|why| internal(name, &why))?;
-        Ok(out)
-    };
     let init = Rules { mesh: s.train.mesh.clone(), ..Rules::default() };
     Ok(Some(Programs {
-        train: one("shard train", &g.train, &s.train)?,
-        eval: one("shard eval", &g.eval, &s.eval)?,
-        init: one("shard init", &g.init, &init)?,
+        train: one("shard train", &g.train, &s.train, s, g)?,
+        eval: one("shard eval", &g.eval, &s.eval, s, g)?,
+        init: one("shard init", &g.init, &init, s, g)?,
     }))
+}
+
+/// The training step of a rank; on one device, of the only one.
+pub fn train(g: &Graphs) -> Outcome<Sharded> {
+    match &g.sharding {
+        Some(s) => one("shard train", &g.train, &s.train, s, g),
+        None => {
+            let rules = Rules::default();
+            let storage = shard::storage(&g.train, &rules);
+            shard::shard(&g.train, &rules, &storage).map_err(|d| with(*d, &g.findings.sources))
+        }
+    }
+}
+
+/// The evaluation step of a rank; none on one device.
+pub fn eval(g: &Graphs) -> Outcome<Option<Sharded>> {
+    g.sharding.as_ref().map(|s| one("shard eval", &g.eval, &s.eval, s, g)).transpose()
+}
+
+/// A graph of a rank, verified.
+fn one(name: &str, graph: &Graph, rules: &Rules, s: &Sharding, g: &Graphs) -> Outcome<Sharded> {
+    let out = shard::shard(graph, rules, &s.storage).map_err(|d| with(*d, &g.findings.sources))?;
+    shard::verify(&out.graph).map_err(|why| internal(name, &why))?;
+    Ok(out)
 }
 
 /// What a byte along an axis costs, relative to the fastest links.

@@ -12,7 +12,7 @@ use crate::diag::Diagnostic;
 use crate::interp::{self, Env, Tensor};
 use crate::ir::{DimId, Graph, InputId, Output, OutputKind};
 use crate::mesh::cut;
-use crate::source::World;
+use crate::source::{Span, World};
 use crate::types::DType;
 use crate::types::rng;
 
@@ -37,6 +37,8 @@ pub struct Difference {
     pub coordinate: Vec<usize>,
     pub one: f64,
     pub many: f64,
+    /// Where it is declared.
+    pub span: Option<Span>,
 }
 
 /// Most that is taken for a difference of grouping alone.
@@ -214,7 +216,12 @@ fn check(
                 }
                 coordinate.reverse();
                 let name = o.name.clone();
-                report.differs = Some(Difference { step, name, rank, coordinate, one: y, many: *x });
+                let span = match graph.outputs[k].kind {
+                    OutputKind::Param(p) | OutputKind::InitParam(p) => graph.params[p.index()].span,
+                    OutputKind::State(s) | OutputKind::InitState(s) => graph.states[s.index()].span,
+                    OutputKind::Loss | OutputKind::Metric | OutputKind::Value => o.span,
+                };
+                report.differs = Some(Difference { step, name, rank, coordinate, one: y, many: *x, span });
                 return true;
             }
         }

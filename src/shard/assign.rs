@@ -7,6 +7,7 @@
 //! has a gradient (the dual move). Least wins; ties: fewer collectives, a cut before none, a loop of the result before a
 //! contracted one, order of declaration. An open result takes the form in which it is made.
 
+use super::explain::{Choice, Priced};
 use super::facts::{Origin, State};
 use super::nest::{Along, Nest};
 use super::propagate::{accept, cut_of, propagate};
@@ -63,10 +64,12 @@ impl Assigner {
         let mut grown = false;
         for a in atoms {
             let roles: Vec<Vec<Role>> = (0..slots).map(|i| self.roles(s, op, nest, i, a)).collect();
-            let at = match agreed(s, op, nest, a) {
-                Some(l) => Some(l),
+            let (at, priced) = match agreed(s, op, nest, a) {
+                Some(l) => (Some(l), Vec::new()),
                 None => self.cheapest(s, op, nest, a, &roles, &chosen),
             };
+            let class = s.classes.of_op[id.index()];
+            s.choices.insert((class, a), Choice { operation: id, atom: a, taken: at, priced });
             for (i, v) in op.args.iter().enumerate() {
                 let cut = roles[i].iter().any(|r| matches!(r, Role::Cut(_)));
                 let stays = at.is_some_and(|l| roles[i].contains(&Role::Cut(l)));
@@ -107,7 +110,7 @@ impl Assigner {
         a: Atom,
         roles: &[Vec<Role>],
         chosen: &[(Atom, Option<usize>)],
-    ) -> Option<usize> {
+    ) -> (Option<usize>, Vec<Priced>) {
         let mut candidates: Vec<Option<usize>> = Vec::new();
         for (k, l) in nest.loops.iter().enumerate() {
             let here = roles.iter().any(|r| r.contains(&Role::Cut(k)));
@@ -125,7 +128,10 @@ impl Assigner {
             };
             (price.0, price.1, kind, c.unwrap_or(usize::MAX))
         };
-        candidates.into_iter().min_by(|x, y| rank(x).partial_cmp(&rank(y)).expect("bytes are numbers")).flatten()
+        let ranks: Vec<_> = candidates.iter().map(rank).collect();
+        let least = (0..ranks.len()).min_by(|x, y| ranks[*x].partial_cmp(&ranks[*y]).expect("bytes are numbers"));
+        let priced = candidates.iter().zip(&ranks).map(|(at, r)| Priced { at: *at, bytes: r.0, collectives: r.1 });
+        (least.and_then(|k| candidates[k]), priced.collect())
     }
 
     /// Bytes and collectives.

@@ -9,7 +9,7 @@ use super::local::Local;
 use super::nest::{Along, Nest, nest};
 use super::reduce::{Linear, linear};
 use super::units::to_slot;
-use super::{Reason, Sharded, Why};
+use super::{Reason, Sharded, Story, Why};
 use crate::ir::*;
 use crate::mesh::reshard::{self, Kind, Step};
 use crate::mesh::{Atom, Cut, Layout, Partial};
@@ -61,7 +61,7 @@ pub fn emit(s: &State<'_>) -> Sharded {
     let Emitter { b, reasons, .. } = e;
     let graph = b.finish();
     let reasons = (0..graph.ops.len()).map(|i| reasons.get(&OpId(i as u32)).cloned()).collect();
-    Sharded { graph, reasons, warnings: Vec::new() }
+    Sharded { graph, reasons, warnings: Vec::new(), story: Story::default() }
 }
 
 impl Emitter<'_, '_> {

@@ -296,6 +296,10 @@ pub struct State<'a> {
     pub partial: Vec<Vec<super::reduce::Part>>,
     /// By class of values: whether what the losses differentiate by takes part.
     pub varies: Vec<bool>,
+    /// By class of operation and atom: what was decided, to be told.
+    pub choices: std::collections::HashMap<(u32, Atom), super::explain::Choice>,
+    /// What is partial, by atom, to be told.
+    pub regions: Vec<super::explain::Reduced>,
 }
 
 impl<'a> State<'a> {
@@ -341,8 +345,19 @@ impl<'a> State<'a> {
         }
         let loops = vec![None; classes.of_op.iter().filter(|c| **c != u32::MAX).max().map_or(0, |m| *m as usize + 1)];
         let partial = vec![Vec::new(); count];
-        let mut state =
-            State { g, mesh: &rules.mesh, storage, classes, held, nests, loops, partial, varies: vec![false; count] };
+        let mut state = State {
+            g,
+            mesh: &rules.mesh,
+            storage,
+            classes,
+            held,
+            nests,
+            loops,
+            partial,
+            varies: vec![false; count],
+            choices: Default::default(),
+            regions: Vec::new(),
+        };
         state.close_outputs();
         state.find_varying();
         state

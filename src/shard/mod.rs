@@ -9,11 +9,12 @@
 //!
 //! Reading order: `nest.rs` (what an operation is to sharding), `classes.rs` (what repeats), `facts.rs` (what rules say of
 //! values), `propagate.rs` (what follows), `assign.rs` (which loops of an operation are cut), `reduce.rs` (where partial
-//! values are reduced), `emit.rs` (the graph of a rank). The rules are written down in `docs/layouts.md`.
+//! values are reduced), `emit.rs` (the graph of a rank), `explain.rs` (what was decided, to be told). The rules are written down in `docs/layouts.md`.
 
 mod assign;
 mod classes;
 mod emit;
+mod explain;
 mod facts;
 mod local;
 mod nest;
@@ -87,6 +88,8 @@ pub struct Sharded {
     /// By operation of `graph`: why a collective is there.
     pub reasons: Vec<Option<Reason>>,
     pub warnings: Vec<Diagnostic>,
+    /// The whole program, its layouts and how they came about.
+    pub story: Story,
 }
 
 /// Why a collective is there.
@@ -125,7 +128,12 @@ pub fn shard(graph: &Graph, rules: &Rules, storage: &Storage) -> Result<Sharded,
         assign::assign(&mut state, phase);
     }
     reduce::place_reductions(&mut state);
-    Ok(emit::emit(&state))
+    let mut out = emit::emit(&state);
+    out.story = Story::of(state);
+    out.story.graph = graph;
+    Ok(out)
 }
 
+pub use explain::{Choice, Link, Priced, Story};
 pub use facts::{Storage, storage};
+pub use nest::{Along, Nest};

@@ -6,6 +6,7 @@
 //! run one program). The price of reducing at a value is the bytes from partial to its layout. The cheapest cut is taken; of several the one
 //! nearest to the sources.
 
+use super::explain::Reduced;
 use super::facts::State;
 use super::nest::Along;
 use crate::ir::*;
@@ -38,6 +39,8 @@ pub fn place_reductions(s: &mut State<'_>) {
                 s.partial[*class].push(Part { atom: a, kind: ReduceKind::Sum, rides: riding.contains(class) });
             }
         }
+        let told = region.told(s);
+        s.regions.push(told);
     }
 }
 
@@ -185,6 +188,17 @@ impl Region {
             }
             self.sinks.extend(more);
         }
+    }
+
+    /// What there is to tell of it.
+    fn told(self, s: &State<'_>) -> Reduced {
+        let n = s.mesh.size(self.atom) as f64;
+        // Prices are in sixteenths of bytes and one more.
+        let bytes = |c: &usize| (*c, (price(s, *c, self.atom) - 1) as f64 / 16.0 * (n - 1.0) / n);
+        let (bytes, sources) = (self.members.iter().map(bytes).collect(), self.sources.keys());
+        let mut sources: Vec<usize> = sources.copied().collect();
+        sources.sort_unstable();
+        Reduced { atom: self.atom, sources, edges: self.edges, sinks: self.sinks, bytes }
     }
 
     fn made_from_riding(&self, class: &usize, riding: &HashSet<usize>) -> bool {

@@ -1,0 +1,368 @@
+//! The collectives of a step in program order, with what each of them sends.
+//!
+//! Figures are per rank and step: of all turns of the loops around a collective.
+
+use crate::ir::*;
+use crate::mesh::{Atom, Cut, Layout, Partial, cut};
+use crate::shard::{Reason, Sharded, Story, Why};
+use crate::source::{SourceMap, Span};
+use crate::types::{DType, ReduceKind};
+use indexmap::IndexMap;
+use serde_json::{Value as Json, json};
+
+/// What a step sends.
+#[derive(Clone, Debug)]
+pub struct Comm {
+    /// Of the plan; empty without one.
+    pub plan: String,
+    /// Names and sizes of the axes.
+    pub mesh: Vec<(String, u64)>,
+    /// `train` or `eval`.
+    pub step: &'static str,
+    pub collectives: Vec<Entry>,
+}
+
+/// One collective.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Entry {
+    /// Its number in program order, from 1.
+    pub id: usize,
+    pub kind: CollectiveKind,
+    /// Of the group, major first.
+    pub axes: Vec<String>,
+    pub group_size: usize,
+    pub dtype: DType,
+    pub reduce: Option<ReduceKind>,
+    /// Of the buffer that the ranks of a group hold together.
+    pub shape: Vec<usize>,
+    /// Bytes of that buffer, of all executions.
+    pub payload_bytes: u64,
+    /// Sent per rank by all executions, mean over ranks.
+    pub wire_bytes: f64,
+    /// Executions a step.
+    pub count: u64,
+    pub phase: Phase,
+    /// The path of the layer instance.
+    pub layer: String,
+    pub value: String,
+    /// Of the value before and after, in the notation of layouts.
+    pub layouts: [String; 2],
+    pub source: Option<Place>,
+    /// Why it is there, in a few words.
+    pub reason: String,
+    /// Of the program of a rank.
+    pub operation: OpId,
+}
+
+/// Where in the program's text.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Place {
+    pub file: String,
+    pub line: usize,
+    pub column: usize,
+}
+
+impl Place {
+    pub fn of(span: Span, sources: &SourceMap) -> Place {
+        let file = sources.file(span.file);
+        let (line, column) = file.line_column(span.start);
+        Place { file: file.name.clone(), line, column }
+    }
+}
+
+/// `gpt.pta:12:5`
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}:{}", self.file, self.line, self.column)
+    }
+}
+
+pub fn phase_name(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Forward => "forward",
+        Phase::Backward => "backward",
+        Phase::Update => "update",
+    }
+}
+
+impl Comm {
+    /// Of the program of a rank; none where there is one rank.
+    pub fn of(
+        plan: &str,
+        mesh: Vec<(String, u64)>,
+        step: &'static str,
+        sharded: Option<(&Sharded, &SourceMap)>,
+    ) -> Comm {
+        let mut out = Comm { plan: plan.to_string(), mesh, step, collectives: Vec::new() };
+        if let Some((s, sources)) = sharded {
+            let names = Names::new(&s.story);
+            let mut reader = Reader { s, sources, names, out: Vec::new() };
+            reader.block(ENTRY, 1);
+            out.collectives = reader.out;
+        }
+        out
+    }
+
+    pub fn ranks(&self) -> u64 {
+        self.mesh.iter().map(|a| a.1).product()
+    }
+
+    /// Sent per rank and step.
+    pub fn wire_bytes(&self) -> f64 {
+        self.collectives.iter().map(|c| c.wire_bytes).sum()
+    }
+
+    /// Totals by something of a collective, in order of appearance.
+    pub fn totals(&self, key: impl Fn(&Entry) -> String) -> IndexMap<String, f64> {
+        let mut out: IndexMap<String, f64> = IndexMap::new();
+        for c in &self.collectives {
+            *out.entry(key(c)).or_default() += c.wire_bytes;
+        }
+        out
+    }
+
+    pub fn by_kind(&self) -> IndexMap<String, f64> {
+        self.totals(|c| c.kind.name().to_string())
+    }
+
+    /// A group over several axes is an entry of its own, `dp,tp`.
+    pub fn by_axis(&self) -> IndexMap<String, f64> {
+        self.totals(|c| c.axes.join(","))
+    }
+
+    /// As `partita comm --json` prints it.
+    pub fn json(&self) -> Json {
+        let mesh: serde_json::Map<String, Json> = self.mesh.iter().map(|(n, s)| (n.clone(), json!(s))).collect();
+        let totals = |all: IndexMap<String, f64>| -> serde_json::Map<String, Json> {
+            all.into_iter().map(|(k, x)| (k, number(x))).collect()
+        };
+        json!({
+            "plan": self.plan,
+            "mesh": mesh,
+            "collectives": self.collectives.iter().map(Entry::json).collect::<Vec<_>>(),
+            "totals": {
+                "wire_bytes": number(self.wire_bytes()),
+                "by_kind": totals(self.by_kind()),
+                "by_axis": totals(self.by_axis()),
+            },
+        })
+    }
+}
+
+/// Bytes that are whole are written so.
+fn number(x: f64) -> Json {
+    if x.fract() == 0.0 && x.abs() < 9e15 { json!(x as i64) } else { json!(x) }
+}
+
+impl Entry {
+    fn json(&self) -> Json {
+        let source = self.source.as_ref().map(|p| json!({"file": p.file, "line": p.line, "column": p.column}));
+        json!({
+            "id": self.id,
+            "kind": self.kind.name(),
+            "axes": self.axes,
+            "group_size": self.group_size,
+            "dtype": self.dtype.name(),
+            "op": self.reduce.map(ReduceKind::name),
+            "shape": self.shape,
+            "payload_bytes": self.payload_bytes,
+            "wire_bytes": number(self.wire_bytes),
+            "count": self.count,
+            "phase": phase_name(self.phase),
+            "layer": self.layer,
+            "value": self.value,
+            "source": source,
+            "overlapped": false,
+            "reason": self.reason,
+        })
+    }
+}
+
+/// The layout of dims of a rank's program that stand for those of a value.
+pub fn layout_of(g: &Graph, dims: &[DimId], partial: Vec<Partial>) -> Layout {
+    let cut = |d: &DimId| g.dim(*d).cut.as_ref().map_or_else(Cut::new, |c| c.entries.clone());
+    Layout { dims: dims.iter().map(cut).collect(), partial }
+}
+
+struct Reader<'a> {
+    s: &'a Sharded,
+    sources: &'a SourceMap,
+    names: Names<'a>,
+    out: Vec<Entry>,
+}
+
+impl Reader<'_> {
+    fn block(&mut self, block: BlockId, turns: u64) {
+        let g = &self.s.graph;
+        for id in &g.block(block).ops {
+            let op = g.op(*id);
+            match &op.op {
+                Op::Loop { body, dim, .. } => self.block(*body, turns * g.size(*dim) as u64),
+                Op::Collective(c) => {
+                    if let Some(reason) = &self.s.reasons[id.index()] {
+                        self.collective(*id, op, c, reason, turns);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn collective(&mut self, id: OpId, op: &Operation, c: &Collective, reason: &Reason, turns: u64) {
+        let (g, mesh) = (&self.s.graph, &self.s.graph.mesh);
+        let x = g.value(op.args[0]);
+        // What all ranks of the group hold together: cut by what lies outside of it.
+        let whole = |d: &DimId| match &g.dim(*d).cut {
+            None => g.size(*d),
+            Some(cut) => {
+                let outside: Cut = cut.entries.iter().filter(|e| !c.atoms.contains(&e.atom)).copied().collect();
+                cut::nominal(mesh, &outside, cut.extent)
+            }
+        };
+        let shape: Vec<usize> = x.dims.iter().map(whole).collect();
+        let bytes = shape.iter().product::<usize>() as u64 * x.dtype.bytes() as u64;
+        let ended = c.reduce.iter().flat_map(|(op, atoms)| atoms.iter().map(|a| Partial { atom: *a, op: *op }));
+        let names = self.s.story.dims(reason.value);
+        let before = layout_of(g, &x.dims, ended.collect());
+        let after = layout_of(g, &g.value(op.results[0]).dims, Vec::new());
+        let span = g.called(id, self.sources).or(op.span);
+        let layer = g.scopes.get(op.scope.index()).map_or(String::new(), |s| s.path.clone());
+        self.out.push(Entry {
+            id: self.out.len() + 1,
+            kind: c.kind,
+            axes: mesh.names(&c.atoms),
+            group_size: mesh.group(&c.atoms),
+            dtype: x.dtype,
+            reduce: c.reduce.as_ref().map(|r| r.0),
+            shape,
+            payload_bytes: bytes * turns,
+            wire_bytes: reason.bytes * turns as f64,
+            count: turns,
+            phase: op.phase,
+            layer,
+            value: self.names.of(reason.value),
+            layouts: [before, after].map(|l| l.show(mesh, &names)),
+            source: span.map(|s| Place::of(s, self.sources)),
+            reason: self.reason(c, reason),
+            operation: id,
+        });
+    }
+
+    fn reason(&self, c: &Collective, r: &Reason) -> String {
+        let story = &self.s.story;
+        match r.why {
+            _ if stored(story, r.value).is_some() && r.why == Why::Operand => "parameter stored in parts".into(),
+            Why::Reduction => reduced(story, r.value, &c.atoms),
+            Why::Operand | Why::Storage => format!("for {}", word(story, r.operation)),
+            Why::Result => format!("for the next turn of {}", word(story, r.operation)),
+            Why::Output => match c.reduce {
+                Some(_) => reduced(story, r.value, &c.atoms),
+                None => "leaves as a whole".into(),
+            },
+        }
+    }
+}
+
+/// `sum over heads, head_dim`
+fn reduced(story: &Story, v: ValueId, atoms: &[Atom]) -> String {
+    let mut dims: Vec<String> = Vec::new();
+    let mut kind = ReduceKind::Sum;
+    for a in atoms {
+        kind = story.reduction(v, *a).unwrap_or(kind);
+        for op in story.sources(v, *a) {
+            for d in story.contracted(op, &[*a]) {
+                if !dims.contains(&d) {
+                    dims.push(d);
+                }
+            }
+        }
+    }
+    match dims.len() {
+        0 => kind.name().to_string(),
+        _ => format!("{} over {}", kind.name(), dims.join(", ")),
+    }
+}
+
+/// The word of an operation of the whole program.
+pub fn word(story: &Story, op: OpId) -> String {
+    print::op_name(&story.graph, &story.graph.op(op).op)
+}
+
+/// The path of a parameter that lies otherwise between steps than it is used, if a value is it (or a cast of it).
+pub fn stored(story: &Story, v: ValueId) -> Option<&str> {
+    let g = &story.graph;
+    let mut op = g.def_op(v)?;
+    if let Op::Map(crate::types::MapOp::Cast(_)) = op.op {
+        op = g.def_op(op.args[0])?;
+    }
+    let Op::Param(p) = op.op else { return None };
+    let path = &g.params[p.index()].path;
+    let s = story.storage.params.get(path)?;
+    (s.between != s.compute).then_some(path)
+}
+
+/// What values are called.
+pub struct Names<'a> {
+    story: &'a Story,
+    /// Gradients of parameters.
+    gradients: IndexMap<ValueId, String>,
+}
+
+impl<'a> Names<'a> {
+    pub fn new(story: &'a Story) -> Names<'a> {
+        let g = &story.graph;
+        let mut gradients = IndexMap::new();
+        for o in &g.outputs {
+            let OutputKind::Param(p) = o.kind else { continue };
+            let p = &g.params[p.index()];
+            let mut open = vec![o.value];
+            while let Some(v) = open.pop() {
+                let Some(op) = g.def_op(v) else { continue };
+                let alike = g.value(v).dims.len() == p.dims.len() && p.dims.iter().all(|d| g.value(v).dims.contains(d));
+                if !alike || matches!(op.op, Op::Param(_) | Op::State(_)) {
+                    continue;
+                }
+                if op.phase == Phase::Update {
+                    let same = matches!(op.op, Op::Map(_) | Op::StopGradient);
+                    open.extend(op.args.iter().copied().filter(|_| same));
+                } else if op.phase == Phase::Backward {
+                    gradients.entry(v).or_insert_with(|| format!("gradient of {}", p.path));
+                }
+            }
+        }
+        Names { story, gradients }
+    }
+
+    /// A name of the source, of a parameter, state or input, or what makes it.
+    pub fn of(&self, v: ValueId) -> String {
+        let g = &self.story.graph;
+        let own = |v: ValueId| -> Option<String> {
+            if let Some(name) = &g.value(v).name {
+                return Some(name.clone());
+            }
+            match g.def_op(v)?.op {
+                Op::Param(p) => Some(g.params[p.index()].path.clone()),
+                Op::State(s) => Some(g.states[s.index()].path.clone()),
+                Op::Input(i) => Some(g.inputs[i.index()].name.clone()),
+                _ => None,
+            }
+        };
+        if let Some(name) = self.gradients.get(&v) {
+            return name.clone();
+        }
+        if let Some(o) = g.outputs.iter().find(|o| o.value == v) {
+            return match o.kind {
+                OutputKind::Param(_) | OutputKind::InitParam(_) => format!("new {}", o.name),
+                _ => o.name.clone(),
+            };
+        }
+        own(v).unwrap_or_else(|| match g.def_op(v) {
+            // An edge, a cast or a renaming: what goes in.
+            Some(op) if matches!(op.op, Op::Reshape { .. } | Op::Map(crate::types::MapOp::Cast(_))) => {
+                own(op.args[0]).unwrap_or_else(|| print::op_name(g, &op.op))
+            }
+            Some(op) => print::op_name(g, &op.op),
+            None => v.to_string(),
+        })
+    }
+}
