@@ -8,6 +8,8 @@ mod commands;
 mod data;
 #[path = "cli/interrupted.rs"]
 mod interrupted;
+#[path = "cli/plans.rs"]
+mod plans;
 #[path = "cli/programs.rs"]
 mod programs;
 #[path = "common/run.rs"]

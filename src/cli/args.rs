@@ -113,6 +113,9 @@ pub struct CompileArgs {
 pub struct CheckArgs {
     #[command(flatten)]
     pub source: SourceArgs,
+    /// Judge the layouts of a plan, too
+    #[arg(long, value_name = "NAME")]
+    pub plan: Option<String>,
     /// Report as JSON, one object a line
     #[arg(long)]
     pub json: bool,
@@ -228,8 +231,14 @@ pub struct CommArgs {
     #[arg(long)]
     pub eval: bool,
     /// Report as JSON
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["html", "why"])]
     pub json: bool,
+    /// Report as one HTML page
+    #[arg(long, conflicts_with = "why")]
+    pub html: bool,
+    /// Explain one collective: where it comes from, what was weighed, and how to be without it
+    #[arg(long, value_name = "ID")]
+    pub why: Option<usize>,
 }
 
 #[derive(Args, Debug)]

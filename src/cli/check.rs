@@ -4,12 +4,23 @@ use super::args::CheckArgs;
 use super::output::{Output, grouped};
 use super::{Code, ERROR, OK};
 use crate::diag::render;
-use crate::driver::{Findings, check};
+use crate::driver::{Findings, Options, check, comm};
 use crate::source::Disk;
 use crate::types::counted;
 
 pub fn run(args: &CheckArgs, out: &mut Output) -> Code {
-    let c = check::check(&args.source.request(), &Disk);
+    let mut c = check::check(&args.source.request(), &Disk);
+    if args.plan.is_some() && !c.sink.has_errors() {
+        let options = Options { request: args.source.request(), plan: args.plan.clone(), ..Options::default() };
+        match comm::shown(&options, false, &Disk) {
+            Ok(shown) => {
+                let Findings { sources, sink } = shown.findings();
+                c.sink.extend(sink);
+                c.sources = sources;
+            }
+            Err(found) => (c.sources, c.sink) = (found.sources, found.sink),
+        }
+    }
     let failed = c.sink.has_errors();
     if args.json {
         out.text(&render::json(&c.sink, &c.sources));

@@ -3,7 +3,7 @@
 use super::args::CommArgs;
 use super::output::Output;
 use super::{Code, OK};
-use crate::driver::comm;
+use crate::driver::{Findings, comm};
 use crate::source::Disk;
 
 pub fn run(args: &CommArgs, threads: usize, out: &mut Output) -> Code {
@@ -12,7 +12,18 @@ pub fn run(args: &CommArgs, threads: usize, out: &mut Output) -> Code {
         Err(findings) => return out.findings(&findings),
     };
     out.findings(&shown.findings());
-    if args.json {
+    if let Some(id) = args.why {
+        return match shown.why(id) {
+            Ok(text) => {
+                out.text(&text);
+                OK
+            }
+            Err(d) => out.findings(&Findings::of(d)),
+        };
+    }
+    if args.html {
+        out.text(&shown.comm.html());
+    } else if args.json {
         out.line(format!("{:#}", shown.comm.json()));
     } else {
         out.text(&shown.comm.text());

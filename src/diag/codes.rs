@@ -120,4 +120,5 @@ codes! {
     "W0010" "inline layout of an axis that no plan has"
     "W0011" "run goes on with other settings"
     "W0012" "checkpoint of another program"
+    "W0013" "gathered whole unasked"
 }

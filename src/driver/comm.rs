@@ -5,9 +5,13 @@ use super::findings::{Findings, Outcome};
 use super::options::Options;
 use super::pipeline::{self, Graphs};
 use super::{plan, sharding};
-use crate::inspect::Comm;
-use crate::shard::Sharded;
-use crate::source::World;
+use crate::diag::Diagnostic;
+use crate::inspect::comm::Entry;
+use crate::inspect::why::{self, Explained};
+use crate::inspect::{Comm, table};
+use crate::ir::Graph;
+use crate::shard::{self, Pin, Rules, Sharded};
+use crate::source::{Span, World};
 
 /// The collectives of a step, and what they were read from.
 pub struct Shown {
@@ -34,10 +38,96 @@ pub fn shown(options: &Options, eval: bool, world: &dyn World) -> Outcome<Shown>
 }
 
 impl Shown {
+    /// The collective of a number, explained.
+    pub fn why(&self, id: usize) -> Result<String, Diagnostic> {
+        let (Some(entry), Some(s), Some(rules)) =
+            (self.comm.collectives.get(id.wrapping_sub(1)), &self.sharded, self.rules())
+        else {
+            let d = Diagnostic::error("E0902", format!("there is no collective {id}"));
+            return Err(match self.comm.collectives.len() {
+                0 => d.help("nothing is exchanged"),
+                n => d.help(format!("they are numbered from 1 to {n}, in the order of `partita comm`")),
+            });
+        };
+        let told = why::explain(entry, s, rules, &self.graphs.findings.sources).unwrap_or_default();
+        let removals = self.removals(entry, &told, rules);
+        Ok(told.text(&entry.title(), &removals))
+    }
+
+    /// What rules can be left out such that a collective is gone, and what a step sends then: of each rule the least part.
+    fn removals(&self, entry: &Entry, told: &Explained, rules: &Rules) -> Vec<String> {
+        let sources = &self.graphs.findings.sources;
+        let graph = self.graph();
+        let mut all: Vec<(String, Edit)> = Vec::new();
+        for k in &told.pins {
+            let Pin { dim, span, .. } = &rules.pins[*k];
+            let of_dim = Edit { span: *span, dim: Some(graph.dim(*dim).name.clone()) };
+            all.push((why::left_out(rules, graph, *k, sources), of_dim));
+            all.push((format!("leave out `{}`", sources.text(*span)), Edit { span: *span, dim: None }));
+        }
+        for k in &told.zero {
+            let span = rules.zero[*k].span;
+            all.push((format!("leave out `{}`", sources.text(span)), Edit { span, dim: None }));
+        }
+        let mut out: Vec<String> = Vec::new();
+        let mut done: Vec<Span> = Vec::new();
+        for (text, edit) in all {
+            if done.contains(&edit.span) && edit.dim.is_none() {
+                continue;
+            }
+            let Some(then) = self.without(&edit) else { continue };
+            let alike = |e: &Entry| {
+                (e.kind, &e.axes, &e.value, e.phase, &e.layer)
+                    == (entry.kind, &entry.axes, &entry.value, entry.phase, &entry.layer)
+            };
+            if !then.collectives.iter().any(alike) {
+                let [now, then] = [&self.comm, &then].map(|c| table::bytes(c.wire_bytes()));
+                out.push(format!("{text}: a step sends {then} bytes then, not {now}"));
+                done.push(edit.span);
+            }
+        }
+        out
+    }
+
+    /// The step's collectives under the plan without a rule.
+    fn without(&self, edit: &Edit) -> Option<Comm> {
+        let s = self.graphs.sharding.as_ref()?;
+        let train = edit.of(&s.train, &self.graphs.train);
+        let storage = shard::storage(&self.graphs.train, &train);
+        let rules = if self.comm.step == "eval" { edit.of(&s.eval, &self.graphs.eval) } else { train };
+        let sharded = shard::shard(self.graph(), &rules, &storage).ok()?;
+        let sources = &self.graphs.findings.sources;
+        Some(Comm::of("", self.comm.mesh.clone(), self.comm.step, Some((&sharded, sources))))
+    }
+
+    fn graph(&self) -> &Graph {
+        if self.comm.step == "eval" { &self.graphs.eval } else { &self.graphs.train }
+    }
+
+    fn rules(&self) -> Option<&Rules> {
+        let s = self.graphs.sharding.as_ref()?;
+        Some(if self.comm.step == "eval" { &s.eval } else { &s.train })
+    }
+
     /// Warnings and notes.
     pub fn findings(&self) -> Findings {
         let mut out = self.graphs.findings.clone();
         self.sharded.iter().flat_map(|s| &s.warnings).for_each(|d| out.sink.push(d.clone()));
+        out
+    }
+}
+
+/// A statement that is left out, or one dim of it.
+struct Edit {
+    span: Span,
+    dim: Option<String>,
+}
+
+impl Edit {
+    fn of(&self, rules: &Rules, g: &Graph) -> Rules {
+        let mut out = rules.clone();
+        out.pins.retain(|p| p.span != self.span || self.dim.as_ref().is_some_and(|d| g.dim(p.dim).name != *d));
+        out.zero.retain(|z| z.span != self.span);
         out
     }
 }

@@ -8,6 +8,7 @@ use crate::check::plan::{Link, Order};
 use crate::diag::{Diagnostic, Sink};
 use crate::elaborate::Elab;
 use crate::elaborate::plan::{self, PlanScope, ResolvedPlan, RuleKind};
+use crate::inspect::unasked;
 use crate::ir::{DimId, Graph};
 use crate::mesh::{self, Atom, Axis, Cut, Entry, Mesh};
 use crate::resolve::Program;
@@ -98,8 +99,9 @@ pub fn eval(g: &Graphs) -> Outcome<Option<Sharded>> {
 
 /// A graph of a rank, verified.
 fn one(name: &str, graph: &Graph, rules: &Rules, s: &Sharding, g: &Graphs) -> Outcome<Sharded> {
-    let out = shard::shard(graph, rules, &s.storage).map_err(|d| with(*d, &g.findings.sources))?;
+    let mut out = shard::shard(graph, rules, &s.storage).map_err(|d| with(*d, &g.findings.sources))?;
     shard::verify(&out.graph).map_err(|why| internal(name, &why))?;
+    out.warnings.extend(unasked::warnings(&out, rules, &g.findings.sources));
     Ok(out)
 }
 

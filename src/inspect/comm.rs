@@ -251,7 +251,8 @@ impl Reader<'_> {
     fn reason(&self, c: &Collective, r: &Reason) -> String {
         let story = &self.s.story;
         match r.why {
-            _ if stored(story, r.value).is_some() && r.why == Why::Operand => "parameter stored in parts".into(),
+            _ if stored(story, r.value).is_some() && r.why == Why::Operand => "stored in parts".into(),
+            Why::Reduction if c.reduce.is_none() => "made in parts, kept whole".into(),
             Why::Reduction => reduced(story, r.value, &c.atoms),
             Why::Operand | Why::Storage => format!("for {}", word(story, r.operation)),
             Why::Result => format!("for the next turn of {}", word(story, r.operation)),
@@ -304,52 +305,60 @@ pub fn stored(story: &Story, v: ValueId) -> Option<&str> {
 /// What values are called.
 pub struct Names<'a> {
     story: &'a Story,
-    /// Gradients of parameters.
-    gradients: IndexMap<ValueId, String>,
+    /// Gradients of parameters, and what losses and metrics are made of by elementwise operations alone.
+    found: IndexMap<ValueId, String>,
 }
 
 impl<'a> Names<'a> {
     pub fn new(story: &'a Story) -> Names<'a> {
         let g = &story.graph;
-        let mut gradients = IndexMap::new();
+        let mut found = IndexMap::new();
         for o in &g.outputs {
-            let OutputKind::Param(p) = o.kind else { continue };
-            let p = &g.params[p.index()];
+            let (dims, param) = match o.kind {
+                OutputKind::Param(p) => (&g.params[p.index()].dims, Some(&g.params[p.index()].path)),
+                OutputKind::Loss | OutputKind::Metric => (&g.value(o.value).dims, None),
+                _ => continue,
+            };
             let mut open = vec![o.value];
             while let Some(v) = open.pop() {
                 let Some(op) = g.def_op(v) else { continue };
-                let alike = g.value(v).dims.len() == p.dims.len() && p.dims.iter().all(|d| g.value(v).dims.contains(d));
-                if !alike || matches!(op.op, Op::Param(_) | Op::State(_)) {
+                let own = &g.value(v).dims;
+                let alike = own.len() == dims.len() && dims.iter().all(|d| own.contains(d));
+                if !alike || matches!(op.op, Op::Param(_) | Op::State(_) | Op::Constant(_)) {
                     continue;
                 }
-                if op.phase == Phase::Update {
-                    let same = matches!(op.op, Op::Map(_) | Op::StopGradient);
-                    open.extend(op.args.iter().copied().filter(|_| same));
-                } else if op.phase == Phase::Backward {
-                    gradients.entry(v).or_insert_with(|| format!("gradient of {}", p.path));
+                let same = matches!(op.op, Op::Map(_) | Op::StopGradient);
+                match param {
+                    Some(path) if op.phase == Phase::Backward => {
+                        found.entry(v).or_insert_with(|| format!("gradient of {path}"));
+                    }
+                    Some(_) if op.phase != Phase::Update => {}
+                    Some(_) => open.extend(op.args.iter().copied().filter(|_| same)),
+                    None => {
+                        found.entry(v).or_insert_with(|| o.name.clone());
+                        open.extend(op.args.iter().copied().filter(|_| same));
+                    }
                 }
             }
         }
-        Names { story, gradients }
+        Names { story, found }
     }
 
-    /// A name of the source, of a parameter, state or input, or what makes it.
+    /// Of a parameter, state, input or output, a name of the source, or what makes it.
     pub fn of(&self, v: ValueId) -> String {
         let g = &self.story.graph;
         let own = |v: ValueId| -> Option<String> {
-            if let Some(name) = &g.value(v).name {
+            match g.def_op(v).map(|o| &o.op) {
+                Some(Op::Param(p)) => return Some(g.params[p.index()].path.clone()),
+                Some(Op::State(s)) => return Some(g.states[s.index()].path.clone()),
+                Some(Op::Input(i)) => return Some(g.inputs[i.index()].name.clone()),
+                _ => {}
+            }
+            if let Some(name) = self.found.get(&v) {
                 return Some(name.clone());
             }
-            match g.def_op(v)?.op {
-                Op::Param(p) => Some(g.params[p.index()].path.clone()),
-                Op::State(s) => Some(g.states[s.index()].path.clone()),
-                Op::Input(i) => Some(g.inputs[i.index()].name.clone()),
-                _ => None,
-            }
+            g.value(v).name.clone()
         };
-        if let Some(name) = self.gradients.get(&v) {
-            return name.clone();
-        }
         if let Some(o) = g.outputs.iter().find(|o| o.value == v) {
             return match o.kind {
                 OutputKind::Param(_) | OutputKind::InitParam(_) => format!("new {}", o.name),
@@ -359,10 +368,15 @@ impl<'a> Names<'a> {
         own(v).unwrap_or_else(|| match g.def_op(v) {
             // An edge, a cast or a renaming: what goes in.
             Some(op) if matches!(op.op, Op::Reshape { .. } | Op::Map(crate::types::MapOp::Cast(_))) => {
-                own(op.args[0]).unwrap_or_else(|| print::op_name(g, &op.op))
+                own(op.args[0]).unwrap_or_else(|| short(&print::op_name(g, &op.op)))
             }
-            Some(op) => print::op_name(g, &op.op),
+            Some(op) => short(&print::op_name(g, &op.op)),
             None => v.to_string(),
         })
     }
+}
+
+/// The word of an operation without what it goes over.
+fn short(word: &str) -> String {
+    word.split('[').next().unwrap_or(word).to_string()
 }

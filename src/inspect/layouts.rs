@@ -38,6 +38,14 @@ pub fn text(story: &Story, sources: &SourceMap) -> String {
     out
 }
 
+/// The word of an operation; of an edge on which a value enters a scope, that.
+fn head(g: &Graph, op: &Op) -> String {
+    match op {
+        Op::Reshape { groups } if groups.is_empty() => "enter".to_string(),
+        op => print::op_name(g, op),
+    }
+}
+
 /// `%12 score[batch@dp, seq]: f32`
 fn value(story: &Story, v: ValueId) -> String {
     let value = story.graph.value(v);
@@ -57,7 +65,7 @@ fn block(story: &Story, sources: &SourceMap, id: BlockId, depth: usize, out: &mu
         let results: Vec<String> = op.results.iter().map(|r| value(story, *r)).collect();
         let args: Vec<String> = op.args.iter().map(ValueId::to_string).collect();
         let args = if args.is_empty() { String::new() } else { format!("({})", args.join(", ")) };
-        let _ = write!(out, "{indent}{} = {}{args}", results.join(", "), print::op_name(g, &op.op));
+        let _ = write!(out, "{indent}{} = {}{args}", results.join(", "), head(g, &op.op));
         let mut notes = Vec::new();
         if op.phase != Phase::Forward {
             notes.push(phase_name(op.phase).to_string());

@@ -90,7 +90,7 @@ impl Comm {
                 bytes(r.bytes),
                 phase_name(e.phase).to_string(),
                 format!("{layer}{times}{turns}").trim_start().to_string(),
-                format!("{value}{}", e.layouts[1]),
+                format!("{value}{}", if e.shape.is_empty() { "" } else { &e.layouts[1] }),
                 e.source.as_ref().map_or_else(String::new, |p| format!("{}:{}", p.file, p.line)),
                 if r.alike > 1 { without_turns(&e.reason) } else { e.reason.clone() },
             ]
@@ -137,6 +137,23 @@ impl Comm {
             let _ = writeln!(out, "  {name}: {}", all.join(";  "));
         }
         out
+    }
+}
+
+impl Entry {
+    /// `3: all_gather over tp of n[batch, seq@tp, embed]: 2,048 bytes sent per rank, forward, block.0`
+    pub fn title(&self) -> String {
+        let layer = if self.layer.is_empty() { String::new() } else { format!(", {}", self.layer) };
+        format!(
+            "{}: {} over {} of {}{}: {} bytes sent per rank and step, {}{layer}",
+            self.id,
+            self.kind.name(),
+            self.axes.join(","),
+            self.value,
+            self.layouts[0],
+            bytes(self.wire_bytes),
+            phase_name(self.phase),
+        )
     }
 }
 

@@ -2,8 +2,9 @@
 
 use crate::cases::Case;
 use partita::diag::{Diagnostic, Sink, render};
+use partita::driver::comm::Shown;
 use partita::driver::inspect::{self, Stage};
-use partita::driver::{self, Checked, Options, Request};
+use partita::driver::{self, Checked, Findings, Options, Request};
 use partita::source::{Memory, SourceMap};
 use partita::syntax;
 use partita::syntax::format::format_source;
@@ -23,6 +24,12 @@ pub fn run(stage: &str, case: &Case) -> Result<String, String> {
         "backward" => Ok(form(Stage::Backward, case)),
         "kernel" => Ok(form(Stage::Kernel, case)),
         "vector" => Ok(form(Stage::Vector, case)),
+        "layouts" => Ok(form(Stage::Layouts, case)),
+        "spmd" => Ok(form(Stage::Spmd, case)),
+        "comm" => Ok(comm(case, |s| s.comm.text())),
+        // A line for each collective.
+        "json" => Ok(comm(case, |s| s.comm.json().to_string().replace("{\"id\"", "\n{\"id\"") + "\n")),
+        "why" => Ok(comm(case, |s| why(case, s))),
         _ => Err(format!("no stage is named `{stage}`")),
     }
 }
@@ -107,11 +114,32 @@ fn formatted(text: &str) -> String {
 
 /// An intermediate form, or why there is none.
 fn form(stage: Stage, case: &Case) -> String {
-    let options = Options { request: request(case), ..Options::default() };
+    let plan = case.options.get("plan").cloned();
+    let options = Options { request: request(case), plan, ..Options::default() };
     match inspect::text(stage, None, &options, &world(case)) {
         Ok(text) => text,
         Err(findings) => render::text(&findings.sink, &findings.sources, false),
     }
+}
+
+/// What the ranks of the case's plan send, and what is found of that; or why there is nothing.
+fn comm(case: &Case, text: impl Fn(&Shown) -> String) -> String {
+    let plan = case.options.get("plan").cloned();
+    let options = Options { request: request(case), plan, ..Options::default() };
+    match driver::comm::shown(&options, false, &world(case)) {
+        Ok(shown) => {
+            let Findings { sources, sink } = shown.findings();
+            render::text(&sink, &sources, false) + &text(&shown)
+        }
+        Err(findings) => render::text(&findings.sink, &findings.sources, false),
+    }
+}
+
+/// The collectives of the option `why`, explained.
+fn why(case: &Case, shown: &Shown) -> String {
+    let ids = case.options.get("why").map_or("", String::as_str).split(',').filter_map(|k| k.parse().ok());
+    let one = |id| shown.why(id).unwrap_or_else(|d| d.message + "\n");
+    ids.map(one).collect::<Vec<_>>().join("\n")
 }
 
 fn checked(case: &Case) -> Checked {

@@ -1,0 +1,96 @@
+//! Collectives as one page that needs nothing else; a click on a heading sorts by it.
+
+use super::comm::{Comm, phase_name};
+use super::table::bytes;
+use std::fmt::Write;
+
+const STYLE: &str = "body{font:14px/1.45 system-ui,sans-serif;margin:2em;color:#1c2330}\
+h1{font-size:1.2em}table{border-collapse:collapse;margin:1em 0}\
+th,td{padding:.25em .7em;border-bottom:1px solid #d8dde6;text-align:left;vertical-align:top}\
+th{cursor:pointer;background:#eef1f6;position:sticky;top:0}td.n{text-align:right;font-variant-numeric:tabular-nums}\
+code{font:12.5px ui-monospace,monospace}tr:hover td{background:#f6f8fb}";
+
+/// Sorts the rows of the first table by the column of the heading that is clicked; numbers by size.
+const SCRIPT: &str = "document.querySelectorAll('#all th').forEach((th,k)=>{let up=1;th.onclick=()=>{\
+const body=document.querySelector('#all tbody');const key=r=>r.cells[k].dataset.v??r.cells[k].textContent;\
+[...body.rows].sort((a,b)=>{const x=key(a),y=key(b);const d=x-y;return up*(isNaN(d)?x.localeCompare(y):d)})\
+.forEach(r=>body.append(r));up=-up}})";
+
+/// Text as it stands in a page.
+fn plain(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+impl Comm {
+    pub fn html(&self) -> String {
+        let title = plain(&self.title());
+        let mut out = format!(
+            "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{title}</title>\
+             <style>{STYLE}</style></head>\n<body><h1>{title}</h1>\n<p>sent per rank and step: <b>{}</b> bytes</p>\n",
+            bytes(self.wire_bytes())
+        );
+        for (head, totals) in [("kind", self.by_kind()), ("axis", self.by_axis())] {
+            let _ = write!(out, "<table><tr><th>{head}</th><th>sent bytes</th></tr>");
+            for (name, x) in totals {
+                let _ = write!(out, "<tr><td>{}</td><td class=\"n\">{}</td></tr>", plain(&name), bytes(x));
+            }
+            out += "</table>\n";
+        }
+        out += "<table id=\"all\"><thead><tr>";
+        for head in [
+            "#",
+            "collective",
+            "axes",
+            "ranks",
+            "type",
+            "sent bytes",
+            "whole bytes",
+            "times",
+            "phase",
+            "layer",
+            "value",
+            "source",
+            "reason",
+        ] {
+            let _ = write!(out, "<th>{head}</th>");
+        }
+        out += "</tr></thead><tbody>\n";
+        for e in &self.collectives {
+            let number = |x: f64, text: String| format!("<td class=\"n\" data-v=\"{x}\">{text}</td>");
+            let cell = |text: &str| format!("<td>{}</td>", plain(text));
+            let op = e.reduce.map_or_else(String::new, |r| format!(" {}", r.name()));
+            out += "<tr>";
+            out += &number(e.id as f64, e.id.to_string());
+            out += &cell(&format!("{}{op}", e.kind.name()));
+            out += &cell(&e.axes.join(","));
+            out += &number(e.group_size as f64, e.group_size.to_string());
+            out += &cell(e.dtype.name());
+            out += &number(e.wire_bytes, bytes(e.wire_bytes));
+            out += &number(e.payload_bytes as f64, bytes(e.payload_bytes as f64));
+            out += &number(e.count as f64, e.count.to_string());
+            out += &cell(phase_name(e.phase));
+            out += &cell(&e.layer);
+            let [before, after] = &e.layouts;
+            let _ = write!(
+                out,
+                "<td>{}<br><code>{}</code><br><code>&rarr; {}</code></td>",
+                plain(&e.value),
+                plain(before),
+                plain(after)
+            );
+            out += &cell(&e.source.as_ref().map_or_else(String::new, |p| p.to_string()));
+            out += &cell(&e.reason);
+            out += "</tr>\n";
+        }
+        let _ = write!(out, "</tbody></table>\n<script>{SCRIPT}</script></body></html>\n");
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn text_is_no_markup() {
+        assert_eq!(super::plain("a<b & \"c\">"), "a&lt;b &amp; &quot;c&quot;&gt;");
+    }
+}

@@ -1,0 +1,116 @@
+//! Commands about plans of several ranks.
+
+use crate::run::{partita, succeeds};
+use crate::{err, fails, out, write};
+use tempfile::TempDir;
+
+const NET: &str = "
+use nn.{Linear, gelu}
+use optim.{sgd}
+dim batch = 8, inner = 6, mlp = 12, out = 5
+model Net(x: [batch, inner], y: [batch, out]) {
+    let up = Linear[inner, mlp]
+    let down = Linear[mlp, out]
+    loss mean[batch, out](square(down(gelu(up(x))) - y))
+}
+train Net { optimizer sgd(lr = 0.1)
+ steps 2
+}
+";
+
+/// A folder with programs: one plan, two plans, none.
+fn folder() -> TempDir {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let one = "plan p {\n mesh tp = 2\n shard mlp by tp\n}\n";
+    write(folder.path(), "one.pta", format!("{NET}{one}"));
+    write(folder.path(), "two.pta", format!("{NET}{one}plan q {{\n mesh dp = 2\n shard batch by dp\n}}\n"));
+    write(folder.path(), "none.pta", NET);
+    folder
+}
+
+#[test]
+fn the_only_plan_is_meant_unless_one_is_named() {
+    let folder = folder();
+    let text = succeeds(folder.path(), &["comm", "one.pta"]);
+    assert!(text.starts_with("plan p: tp = 2 (2 ranks), training step\n"), "{text}");
+    let text = succeeds(folder.path(), &["comm", "two.pta", "--plan", "q", "--mesh", "dp=4"]);
+    assert!(text.starts_with("plan q: dp = 4 (4 ranks)"), "{text}");
+    for command in [&["comm"][..], &["verify"], &["ir", "--stage", "spmd"], &["ir", "--stage", "layouts"]] {
+        let with = |file| [command, &[file]].concat();
+        let text = fails(folder.path(), &with("two.pta"), 1, "E0509");
+        assert!(text.contains("--plan NAME`: p, q"), "{text}");
+        fails(folder.path(), &with("none.pta"), 1, "E0509");
+        let text = fails(folder.path(), &[&with("none.pta")[..], &["--mesh", "dp=2"]].concat(), 1, "E0502");
+        assert!(text.contains("shard DIM by dp"), "{text}");
+        fails(folder.path(), &[&with("one.pta")[..], &["--mesh", "dp=2"]].concat(), 1, "E0501");
+        fails(folder.path(), &[&with("one.pta")[..], &["--plan", "pp"]].concat(), 1, "E0509");
+    }
+    assert!(
+        succeeds(folder.path(), &["ir", "one.pta", "--stage", "spmd"]).contains("collective[all_reduce tp; sum tp")
+    );
+    let text = succeeds(folder.path(), &["ir", "one.pta", "--stage", "layouts"]);
+    assert!(text.contains("weight[mlp@tp, out]: f32 = param"), "{text}");
+}
+
+#[test]
+fn an_axis_of_one_rank_is_noted_and_does_nothing() {
+    let folder = folder();
+    let output = partita(folder.path(), &["comm", "one.pta", "--mesh", "tp=1"]);
+    assert!(output.status.success() && err(&output).contains("note[W0006]"), "{}", err(&output));
+    assert!(out(&output).ends_with("one rank: nothing is exchanged\n"), "{}", out(&output));
+    let text = succeeds(folder.path(), &["verify", "one.pta", "--mesh", "tp=1"]);
+    assert!(text.contains("nothing to compare"), "{text}");
+    let json = succeeds(folder.path(), &["comm", "one.pta", "--mesh", "tp=1", "--json"]);
+    let value: serde_json::Value = serde_json::from_str(&json).expect("an object");
+    assert_eq!((&value["mesh"]["tp"], &value["totals"]["wire_bytes"]), (&1.into(), &0.into()));
+}
+
+#[test]
+fn figures_are_those_of_the_ring() {
+    let folder = folder();
+    let read = |more: &[&str]| -> serde_json::Value {
+        let text = succeeds(folder.path(), &[&["comm", "one.pta", "--json"], more].concat());
+        serde_json::from_str(&text).expect("an object")
+    };
+    for n in [2u64, 3, 4] {
+        let value = read(&["--mesh", &format!("tp={n}")]);
+        let first = &value["collectives"][0];
+        assert_eq!((&first["kind"], &first["op"], &first["value"]), (&"all_reduce".into(), &"sum".into(), &"y".into()));
+        assert_eq!((&first["payload_bytes"], &first["group_size"]), (&160.into(), &n.into()));
+        let wire = first["wire_bytes"].as_f64().expect("a number");
+        assert!((wire - 2.0 * (n - 1) as f64 / n as f64 * 160.0).abs() < 1e-9, "{wire} of {n}");
+        let all = value["collectives"].as_array().expect("a list").iter().map(|c| c["wire_bytes"].as_f64());
+        let sum: f64 = all.map(|x| x.expect("a number")).sum();
+        let totals = &value["totals"];
+        for total in [&totals["wire_bytes"], &totals["by_axis"]["tp"], &totals["by_kind"]["all_reduce"]] {
+            assert!((total.as_f64().expect("a number") - sum).abs() < 1e-9, "{totals} {sum}");
+        }
+    }
+    // Evaluation has no gradients to be clipped.
+    let eval = read(&["--eval"]);
+    assert_eq!(eval["collectives"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn a_collective_is_explained_by_its_number() {
+    let folder = folder();
+    let text = succeeds(folder.path(), &["comm", "one.pta", "--why", "1"]);
+    for part in ["1: all_reduce over tp of y", "adds up mlp, which `tp` cuts", "shard mlp by tp", "leave out"] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+    let text = fails(folder.path(), &["comm", "one.pta", "--why", "9"], 1, "E0902");
+    assert!(text.contains("numbered from 1 to"), "{text}");
+    let page = succeeds(folder.path(), &["comm", "one.pta", "--html"]);
+    assert!(page.starts_with("<!doctype html>") && page.contains("<td>sum over mlp</td>"), "{page}");
+    assert!(!page.contains("http"), "{page}");
+}
+
+#[test]
+fn a_plan_is_verified() {
+    let folder = folder();
+    let text = succeeds(folder.path(), &["verify", "one.pta"]);
+    assert!(text.contains("plan p: tp = 2 (2 ranks)") && text.contains("the same as one device"), "{text}");
+    assert!(text.contains("over 3 steps"), "{text}");
+    let text = succeeds(folder.path(), &["verify", "two.pta", "--plan", "q", "--steps", "1", "--mesh", "dp=3"]);
+    assert!(text.contains("dp = 3 (3 ranks)") && text.contains("over 1 step,"), "{text}");
+}
