@@ -2,22 +2,32 @@
 //!
 //! - a loop's captures of constants and iotas become constants of its body;
 //! - products that are no matrix products (a scalar on both sides) become multiplications and sums;
-//! - a large reduction to few elements becomes two, so that the first has rows to spread over threads.
+//! - a large reduction to few elements becomes two, so that the first has rows to spread over threads; so does a sum of many
+//!   rows that is a parameter's gradient, so that each thread goes through memory that lies together.
 
 use super::order::slot_orders;
 use crate::ir::*;
 use crate::types::{DType, MapOp, ReduceKind};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// A reduction with fewer rows than this does not keep threads busy ..
 const FEW_ROWS: usize = 32;
 /// .. which matters from this number of elements on.
 const MUCH_WORK: usize = 1 << 14;
+/// A gradient of a parameter that sums over this many elements or more comes by such parts ..
+const LONG_SUM: usize = 512;
+/// .. which are at least so many, and so long.
+const PARTS: usize = 8;
+const LEAST_PART: usize = 64;
 
 pub(super) fn prepare(graph: Graph) -> Graph {
     let values = graph.values.len();
-    let mut pass =
-        Prepare { become_: (0..values as u32).map(ValueId).collect(), slot_orders: slot_orders(&graph), graph };
+    let mut pass = Prepare {
+        become_: (0..values as u32).map(ValueId).collect(),
+        slot_orders: slot_orders(&graph),
+        params: graph.params.iter().map(|p| sorted(&p.dims)).collect(),
+        graph,
+    };
     pass.block(ENTRY, Vec::new());
     for i in 0..pass.graph.outputs.len() {
         pass.graph.outputs[i].value = pass.now(pass.graph.outputs[i].value);
@@ -30,6 +40,14 @@ struct Prepare {
     become_: Vec<ValueId>,
     /// Orders in which gradients and new parameters are stored.
     slot_orders: HashMap<ValueId, Vec<DimId>>,
+    /// Dims of parameters, in order of number.
+    params: HashSet<Vec<DimId>>,
+}
+
+fn sorted(dims: &[DimId]) -> Vec<DimId> {
+    let mut dims = dims.to_vec();
+    dims.sort_unstable();
+    dims
 }
 
 impl Prepare {
@@ -170,21 +188,37 @@ impl Prepare {
         known.filter(|order| order.len() == dims.len()).unwrap_or(dims).clone()
     }
 
+    /// Whether an operation sums so many elements each to the gradient of a parameter.
+    fn is_long_sum(&self, id: OpId, kind: ReduceKind, each: usize) -> bool {
+        let op = self.graph.op(id);
+        let gradient = || self.params.contains(&sorted(&self.graph.value(op.results[0]).dims));
+        kind == ReduceKind::Sum && op.phase == Phase::Backward && each >= LONG_SUM && gradient()
+    }
+
     fn split_reduction(&mut self, id: OpId, kind: ReduceKind, dims: Vec<DimId>, done: &mut Vec<OpId>) {
         let Operation { args, results, .. } = self.graph.op(id).clone();
         let source = self.graph.value(args[0]).clone();
         let rows = self.graph.elements(&self.graph.value(results[0]).dims);
         let total = self.graph.elements(&source.dims);
         let arg = matches!(kind, ReduceKind::ArgMax | ReduceKind::ArgMin);
-        if rows >= FEW_ROWS || total < MUCH_WORK || arg || dims.len() < 2 {
+        let few = rows < FEW_ROWS;
+        if total < MUCH_WORK || arg || dims.len() < 2 || !(few || self.is_long_sum(id, kind, total / rows)) {
             done.push(id);
             return;
         }
-        // Major dims stay for the second reduction, until they give enough rows.
+        // Major dims stay for the second reduction, until they give enough rows, or parts.
         let order: Vec<DimId> = self.stored_order(args[0]).into_iter().filter(|d| dims.contains(d)).collect();
+        let enough = |outer: &[DimId]| {
+            let parts = self.graph.elements(outer);
+            if few { rows * parts >= FEW_ROWS } else { parts >= PARTS }
+        };
         let mut outer = 1;
-        while outer < order.len() - 1 && rows * self.graph.elements(&order[..outer]) < FEW_ROWS {
+        while outer < order.len() - 1 && !enough(&order[..outer]) {
             outer += 1;
+        }
+        if !few && (!enough(&order[..outer]) || self.graph.elements(&order[outer..]) < LEAST_PART) {
+            done.push(id);
+            return;
         }
         let inner = order[outer..].to_vec();
         let rest: Vec<DimId> = source.dims.iter().copied().filter(|d| !inner.contains(d)).collect();
