@@ -219,7 +219,7 @@ impl Machine<'_> {
                     self.set(out, i as i64, f64::from(rng::draw(dist, key, i as u64)));
                 }
             }
-            Library::Scatter { kind, x, index, out, batch, m, targets, width, add } => {
+            Library::Scatter { kind, x, index, out, batch, m, targets, width, times, each, add } => {
                 let dtype = self.routine.buffer(out).dtype;
                 let start = match kind {
                     ReduceKind::Sum => 0.0,
@@ -239,7 +239,8 @@ impl Machine<'_> {
                             continue;
                         }
                         for w in 0..width {
-                            let value = self.get(x, ((b * m + i) * width + w) as i64);
+                            let row = b * m / times + i / (each * times) * each + i % each;
+                            let value = self.get(x, (row * width + w) as i64);
                             let cell = &mut all[(b * targets + t as usize) * width + w];
                             *cell = reduce(kind, *cell, value);
                         }

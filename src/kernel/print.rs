@@ -230,9 +230,10 @@ fn library(l: &Library) -> String {
             format!("draw {out} = {logits} [{rows}, {n}] top_k {top_k} top_p {top_p}")
         }
         Library::Random { out, dist, .. } => format!("random {out} {dist:?}"),
-        Library::Scatter { kind, x, index, out, batch, m, targets, width, add } => {
+        Library::Scatter { kind, x, index, out, batch, m, targets, width, times, each, add } => {
             let (kind, sign) = (kind.name(), if *add { "+=" } else { "=" });
-            format!("scatter {kind} {out} {sign} {x} at {index} [{batch}, {m} -> {targets}, {width}]")
+            let repeated = if *times > 1 { format!(" each {each} {times} times") } else { String::new() };
+            format!("scatter {kind} {out} {sign} {x}{repeated} at {index} [{batch}, {m} -> {targets}, {width}]")
         }
         Library::Attention(a) => {
             let log = a.log.as_ref().map_or(String::new(), |l| format!(", {}", l.buffer));

@@ -412,3 +412,105 @@ fn large_arrays_lower_to_what_they_mean() {
         }
     }
 }
+
+/// A case of F64 inputs with the given dims; `make` uses them.
+fn with_inputs(
+    dims: &[Vec<ir::DimId>],
+    mut b: ir::Builder,
+    make: impl FnOnce(&mut ir::Builder, &[ir::ValueId]),
+) -> graphs::Case {
+    let (mut rng, mut env) = (graphs::Rng(5), interp::Env::default());
+    let mut inputs = Vec::new();
+    for (i, dims) in dims.iter().enumerate() {
+        let shape: Vec<usize> = dims.iter().map(|d| b.size(*d)).collect();
+        let data = (0..shape.iter().product()).map(|_| rng.unit()).collect();
+        env.inputs.push(interp::Tensor::new(DType::F64, shape, data));
+        let name = format!("x{i}");
+        let id = b.add_input(ir::Input { name, dtype: DType::F64, dims: dims.clone(), span: None });
+        inputs.push(b.input(id));
+    }
+    make(&mut b, &inputs);
+    graphs::Case { graph: b.finish(), env, recipe: vec![] }
+}
+
+/// Tokens that go to several experts each, and what comes back from them: neither is repeated or turned around first.
+#[test]
+fn a_scatter_reads_its_operand_where_it_is() {
+    for pick_first in [true, false] {
+        let mut b = ir::Builder::default();
+        let [batch, seq, pick, n] =
+            [("batch", 2), ("seq", 6), ("pick", 2), ("n", 5)].map(|(name, size)| b.add_dim(name, size, false));
+        let slot = b.add_dim("slot", 7, false);
+        let dims = [vec![batch, seq, n], vec![batch, seq, pick]];
+        let case = with_inputs(&dims, b, |b, inputs| {
+            let removed = if pick_first { [pick, seq] } else { [seq, pick] };
+            let flat = b.flat_iota(&removed);
+            let index = b.map_scalar(MapOp::Rem, flat, 7.0);
+            let index = b.broadcast(index, &[batch]);
+            let packed = b.scatter(ReduceKind::Sum, &removed, &[slot], inputs[0], &[index]);
+            b.output(Kind::Value, "packed", packed);
+            let weighted = b.mul(inputs[0], inputs[1]);
+            let packed = b.scatter(ReduceKind::Sum, &removed, &[slot], weighted, &[index]);
+            b.output(Kind::Value, "weighted", packed);
+        });
+        compare(0, &case, &Options::default(), |_| {});
+        lower_one(&case.graph, |module, routine| {
+            let shown = print::print(module);
+            let labels: Vec<&str> = routine.steps.iter().map(|s| s.label.as_str()).collect();
+            assert!(!labels.contains(&"copy"), "{labels:?}\n{shown}");
+            let made = labels.iter().filter(|l| **l == "mul").count();
+            assert_eq!(made, 1, "{labels:?}\n{shown}");
+        });
+    }
+}
+
+/// The gradient of a bias: sums of parts of the rows, so that each thread goes through memory that lies together.
+#[test]
+fn long_sums_to_a_gradient_come_in_two_steps() {
+    let mut b = ir::Builder::default();
+    let [batch, seq, n] = [("batch", 16), ("seq", 64), ("n", 48)].map(|(name, size)| b.add_dim(name, size, false));
+    let p = b.add_param(ir::Param { path: "bias".into(), dtype: DType::F64, dims: vec![n], map: None, span: None });
+    let mut case = with_inputs(&[vec![batch, seq, n]], b, |b, inputs| {
+        let old = b.param(p);
+        b.phase = ir::Phase::Backward;
+        let g = b.sum(&[batch, seq], inputs[0]);
+        b.phase = ir::Phase::Update;
+        let new = b.sub(old, g);
+        b.output(Kind::Param(p), "bias", new);
+    });
+    case.env.params.push(interp::Tensor::new(DType::F64, vec![48], vec![0.5; 48]));
+    compare(0, &case, &Options::default(), |_| {});
+    lower_one(&case.graph, |module, routine| {
+        let rows = routine.steps.iter().map(|s| match &s.action {
+            Action::Launch(l) => l.rows,
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(rows.collect::<Vec<_>>(), [16 * 48, 48], "{}", print::print(module));
+    });
+}
+
+/// What is not there of a ragged dim is left out of products along it, and of sums over it, which end with it.
+#[test]
+fn products_along_ragged_dims_look_for_what_is_not_there() {
+    let mut b = ir::Builder::default();
+    let [batch, expert, n, out] =
+        [("batch", 9), ("expert", 2), ("n", 5), ("out", 6)].map(|(name, size)| b.add_dim(name, size, false));
+    let slot = b.add_dim("slot", 4, true);
+    let dims = [vec![expert, batch, slot, n], vec![expert, n, out], vec![expert, batch, slot, out], vec![batch, n]];
+    let case = with_inputs(&dims, b, |b, inputs| {
+        let y = b.dot(&[n], inputs[0], inputs[1], DType::F64);
+        b.output(Kind::Value, "y", y);
+        let dw = b.dot(&[batch, slot], inputs[0], inputs[2], DType::F64);
+        b.output(Kind::Value, "dw", dw);
+        let even = b.dot(&[n], inputs[1], inputs[3], DType::F64);
+        b.output(Kind::Value, "even", even);
+    });
+    compare(0, &case, &Options::default(), |_| {});
+    lower_one(&case.graph, |module, routine| {
+        let products = routine.steps.iter().filter_map(|s| match &s.action {
+            Action::Gemm(g) => Some((g.ragged, g.k)),
+            _ => None,
+        });
+        assert_eq!(products.collect::<Vec<_>>(), [(true, 5), (true, 4), (false, 5)], "{}", print::print(module));
+    });
+}

@@ -126,6 +126,8 @@ pub struct Gemm {
     pub out: DType,
     /// Adds to what c holds instead of overwriting it; then c is read, too. Only for F32 and F64 results.
     pub accumulate: bool,
+    /// Rows along m, n or k need not be there, and are zero: it pays to look for them.
+    pub ragged: bool,
 }
 
 /// Most arguments of a kernel that finishes a product.
@@ -218,7 +220,8 @@ pub enum Library {
         dist: Dist,
         key: Key,
     },
-    /// x [batch, m, width], index [batch, m] (I32) -> out [batch, targets, width]: `kind` (Sum, Max, Min) over all m with
+    /// x [batch, m, width], of which every `each` rows are there once for `times` repetitions one after the other, index
+    /// [batch, m] (I32) -> out [batch, targets, width]: `kind` (Sum, Max, Min) over all m with
     /// index[b, m] = t, in ascending order of m; targets that nothing reaches get 0 (Sum), -inf (Max), inf (Min) or the
     /// bounds of I32. Negative indices are dropped; others are in range (the compiler has put a check before it).
     /// Sums of 16-bit floats accumulate in f32. With `add` (sums of F32 and F64) they are added to what out holds.
@@ -231,6 +234,8 @@ pub enum Library {
         m: usize,
         targets: usize,
         width: usize,
+        times: usize,
+        each: usize,
         add: bool,
     },
     Attention(Box<Attention>),

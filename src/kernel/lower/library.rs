@@ -46,6 +46,18 @@ impl Lowerer<'_, '_> {
         (batch, removed.clone(), own)
     }
 
+    /// How the operand of a scatter has to lie. Dims that go away and that it lacks repeat its rows, if they stand together.
+    pub(super) fn scatter_source(&self, id: OpId) -> Vec<DimId> {
+        let (batch, removed, own) = self.scatter_dims(id);
+        let dims = &self.graph.value(self.graph.op(id).args[0]).dims;
+        let lacks = |d: &DimId| !dims.contains(d);
+        let mut runs: Vec<bool> = removed.iter().map(lacks).collect();
+        runs.dedup();
+        let together = runs.iter().filter(|lacks| **lacks).count() <= 1;
+        let rows = removed.iter().filter(|d| !(together && lacks(d)));
+        batch.iter().chain(rows).chain(&own).copied().collect()
+    }
+
     pub(super) fn emit_library(&mut self, id: OpId, steps: &mut Vec<Step>) {
         let Operation { op, args, results, .. } = self.graph.op(id).clone();
         let order = self.library_order(id);
@@ -94,7 +106,11 @@ impl Lowerer<'_, '_> {
             }
             Op::Scatter { kind, targets, .. } => {
                 let (batch, removed, own) = self.scatter_dims(id);
-                let from: Vec<DimId> = batch.iter().chain(&removed).chain(&own).copied().collect();
+                let from = self.scatter_source(id);
+                let repeated = |d: &&DimId| !from.contains(d);
+                let times = removed.iter().filter(repeated).map(|d| self.graph.size(*d)).product::<usize>().max(1);
+                let rest = removed.iter().rposition(|d| repeated(&d)).map_or(0, |n| n + 1);
+                let each = if times == 1 { 1 } else { size(self, &removed[rest..]).max(1) };
                 let x = self.canonical_or_copy(args[0], &from, id, steps);
                 let index = self.flat_index(id, &batch, &removed, &targets, steps);
                 Library::Scatter {
@@ -106,6 +122,8 @@ impl Lowerer<'_, '_> {
                     m: size(self, &removed),
                     targets: size(self, &targets),
                     width: size(self, &own),
+                    times,
+                    each,
                     add: add.is_some(),
                 }
             }

@@ -65,7 +65,17 @@ impl Lowerer<'_, '_> {
 
     /// For a value that a kernel computes.
     pub(super) fn member_order(&self, v: ValueId) -> Vec<DimId> {
-        self.wanted_order(v).unwrap_or_else(|| self.natural_order(v))
+        self.wanted_order(v).or_else(|| self.scattered_order(v)).unwrap_or_else(|| self.natural_order(v))
+    }
+
+    /// How a scatter wants what it alone reads.
+    fn scattered_order(&self, v: ValueId) -> Option<Vec<DimId>> {
+        let &[user] = self.users[v.index()].as_slice() else { return None };
+        let op = self.graph.op(user);
+        let scattered = matches!(op.op, Op::Scatter { .. }) && op.args[0] == v;
+        let dims = &self.graph.value(v).dims;
+        let order = scattered.then(|| self.scatter_source(user))?;
+        (order.len() == dims.len()).then_some(order)
     }
 
     /// The order in which a kernel comes by the elements of a value if it goes through its operands in theirs.

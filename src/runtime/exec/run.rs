@@ -260,9 +260,9 @@ impl Executor {
                 let key = self.key(routine, key, args);
                 library::fill(&self.pool, *dist, key, self.elements_mut::<f32>(r, routine, *out))
             }
-            Library::Scatter { kind, x, index, out, batch, m, targets, width, add } => {
+            Library::Scatter { kind, x, index, out, batch, m, targets, width, times, each, add } => {
                 let (batch, m, targets, width) = (*batch, *m, *targets, *width);
-                let shape = Scatter { kind: *kind, batch, m, targets, width, add: *add };
+                let shape = Scatter { kind: *kind, batch, m, targets, width, times: *times, each: *each, add: *add };
                 let index = self.elements::<i32>(r, routine, *index);
                 with_element!(r.buffer(*x).dtype, E => {
                     let x = self.elements::<E>(r, routine, *x);
@@ -315,6 +315,7 @@ pub(super) fn product(gemm: &Gemm) -> Product<'static> {
         n: Extent { size: gemm.n, a: 0, b: gemm.b.cols, c: gemm.c.cols },
         k: Extent { size: gemm.k, a: gemm.a.cols, b: gemm.b.rows, c: 0 },
         accumulate: gemm.accumulate,
+        ragged: gemm.ragged,
         dtype: gemm.dtype,
         out: gemm.out,
     }

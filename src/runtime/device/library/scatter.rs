@@ -5,7 +5,7 @@ use crate::runtime::device::pool::Pool;
 use crate::runtime::device::share::Shared;
 use crate::types::ReduceKind;
 
-/// Shapes: x [batch, m, width], index [batch, m], out [batch, targets, width].
+/// Shapes: x [batch, m / times, width], index [batch, m], out [batch, targets, width].
 #[derive(Clone, Copy, Debug)]
 pub struct Scatter {
     pub kind: ReduceKind,
@@ -13,6 +13,9 @@ pub struct Scatter {
     pub m: usize,
     pub targets: usize,
     pub width: usize,
+    /// Every `each` rows of x stand for `times` repetitions of them, one after the other.
+    pub times: usize,
+    pub each: usize,
     /// Sums are added to what out holds.
     pub add: bool,
 }
@@ -27,6 +30,13 @@ pub fn scratch_bytes(m: usize, targets: usize) -> usize {
     (targets + 1 + m) * 8
 }
 
+impl Scatter {
+    /// The row of x that element `i` of a batch is.
+    fn row(&self, i: usize) -> usize {
+        if self.times == 1 { i } else { i / (self.each * self.times) * self.each + i % self.each }
+    }
+}
+
 /// out[b, t] = `kind` over all m with index[b, m] = t, in ascending order of m. Indices outside of the targets are left
 /// out. With `add` out is the first term of each sum. `scratch` holds at least targets + 1 + m elements.
 ///
@@ -39,8 +49,9 @@ pub fn scatter<T: Element>(
     out: &mut [T],
     scratch: &mut [u64],
 ) -> Result<(), String> {
-    let Scatter { kind, batch, m, targets, width, .. } = shape;
-    assert_eq!(x.len(), batch * m * width, "elements of x");
+    let Scatter { kind, batch, m, targets, width, times, each, .. } = shape;
+    assert!(times == 1 || m % (times * each) == 0, "whole repetitions");
+    assert_eq!(x.len(), batch * m / times * width, "elements of x");
     assert_eq!(index.len(), batch * m, "indices");
     assert_eq!(out.len(), batch * targets * width, "elements of the result");
     // Each kind has code of its own, without a call for each element.
@@ -63,14 +74,15 @@ fn combined<T: Element>(
     start: T::Sum,
     combine: impl Fn(T::Sum, T::Sum) -> T::Sum + Sync,
 ) -> Result<(), String> {
-    let Scatter { batch, m, targets, width, add, .. } = shape;
+    let Scatter { batch, m, targets, width, times, add, .. } = shape;
+    let rows = m / times;
     if targets == 0 || width == 0 {
         return Ok(());
     }
     let (ends, list) = scratch.split_at_mut(targets + 1);
     for b in 0..batch {
         let index = &index[b * m..(b + 1) * m];
-        let x = &x[b * m * width..(b + 1) * m * width];
+        let x = &x[b * rows * width..(b + 1) * rows * width];
         let place = |i: &i32| usize::try_from(*i).ok().filter(|t| *t < targets);
         // ends[t + 1] counts, then becomes the start of list t, then (filled) its end.
         ends.fill(0);
@@ -83,7 +95,7 @@ fn combined<T: Element>(
         }
         for (i, t) in index.iter().enumerate() {
             if let Some(t) = place(t) {
-                list[ends[t + 1] as usize] = i as u64;
+                list[ends[t + 1] as usize] = shape.row(i) as u64;
                 ends[t + 1] += 1;
             }
         }
@@ -127,9 +139,11 @@ mod tests {
     use half::bf16;
 
     fn check<T: Element>(kind: ReduceKind, make: fn(f32) -> T, tolerance: f64) {
-        for (batch, m, targets, width) in [(1, 50, 7, 1), (3, 20, 33, 5), (1, 300, 40, 300), (2, 0, 3, 2)] {
-            let shape = Scatter { kind, batch, m, targets, width, add: false };
-            let x: Vec<T> = (0..batch * m * width).map(|i| make(rng::unit(5, i as u64) * 8.0 - 4.0)).collect();
+        let shapes = [(1, 50, 7, 1), (3, 20, 33, 5), (1, 300, 40, 300), (2, 0, 3, 2)].map(|s| (s, 1, 1));
+        let repeated = [((2, 24, 5, 3), 2, 12), ((2, 24, 5, 3), 4, 1), ((1, 24, 9, 200), 3, 2)];
+        for ((batch, m, targets, width), times, each) in shapes.into_iter().chain(repeated) {
+            let shape = Scatter { kind, batch, m, targets, width, times, each, add: false };
+            let x: Vec<T> = (0..batch * m / times * width).map(|i| make(rng::unit(5, i as u64) * 8.0 - 4.0)).collect();
             let index: Vec<i32> = (0..batch * m).map(|i| rng::draw_int(targets as u32 + 1, 7, i as u64) - 1).collect();
             let none = match kind {
                 ReduceKind::Max => T::narrow(T::lowest()).value(),
@@ -141,7 +155,8 @@ mod tests {
                 for i in 0..m {
                     let Ok(t) = usize::try_from(index[b * m + i]) else { continue };
                     for w in 0..width {
-                        let v = x[(b * m + i) * width + w].value();
+                        let row = b * m / times + i / (each * times) * each + i % each;
+                        let v = x[row * width + w].value();
                         let slot = &mut want[(b * targets + t) * width + w];
                         *slot = match kind {
                             ReduceKind::Max => slot.max(v),
