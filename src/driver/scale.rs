@@ -1,17 +1,28 @@
-//! What `verify` runs: the options' plan at its own sizes, where that is little enough to be interpreted.
+//! What `verify` runs: the options' plan at its own sizes, where that is little enough to be interpreted; else at smaller ones.
+//!
+//! Smaller: a mesh axis becomes 2 (2 for each of its atoms), dims of the main file whose sizes are numbers follow: one that is cut keeps whether
+//! it divides and whether there is less of it than ranks, loops of the source have two turns, others are at most 8. Where that does not
+//! compile, or exchanges something else than the program as it is, larger ones are tried.
 
 use super::findings::{Findings, Outcome};
 use super::options::Options;
 use super::pipeline::{self, Graphs, with};
-use super::{plan, sharding, verify};
+use super::sharding::{self, Sharding};
+use super::{check, plan, verify};
 use crate::diag::Diagnostic;
-use crate::ir::{BlockId, ENTRY, Graph, Op};
-use crate::source::World;
+use crate::inspect::Comm;
+use crate::ir::{BlockId, DimId, ENTRY, Graph, Op};
+use crate::mesh::Axis;
+use crate::resolve::Program;
+use crate::source::{SourceMap, World};
+use crate::syntax::ast::{DimDef, DimValue, ItemKind};
 use crate::types::DType;
 
 /// Most ranks that are emulated, and most arithmetic of a step that is interpreted, unless it is asked for.
 const MOST_RANKS: usize = 16;
 const MOST_FLOPS: f64 = 2e9;
+/// Most ranks of a program that was made smaller: it computes little.
+const MOST_RANKS_SCALED: usize = 64;
 
 /// A plan that was run.
 pub struct Verified {
@@ -31,19 +42,143 @@ pub struct Verified {
 /// Runs so many steps of the options' plan, or of the file's only one. `full`: however large.
 pub fn verified(options: &Options, steps: u64, full: bool, world: &dyn World) -> Outcome<Verified> {
     let options = Options { precision: Some(DType::F64), ..plan::spread(options, world)? };
-    let g = pipeline::graphs(&options, world)?;
+    let mut g = pipeline::graphs(&options, world)?;
     let name = options.plan.clone().unwrap_or_default();
-    let Some(sharding) = &g.sharding else { return Ok(alone(g, name, steps)) };
-    if !full {
-        small_enough(&g, sharding.mesh().ranks()).map_err(|d| with(d, &g.findings.sources))?;
+    if g.sharding.is_none() {
+        return Ok(alone(g, name, steps));
+    }
+    let mut notes = Vec::new();
+    if !full && let Err(d) = small_enough(&g, MOST_RANKS) {
+        let Some(smaller) = smaller(&options, &g, world)? else { return Err(with(d, &g.findings.sources)) };
+        let ranks = g.sharding.as_ref().map_or(1, |s| s.mesh().ranks());
+        notes.push(format!("made smaller, from {ranks} ranks and {:.3} GFLOP a step", flops(&g.train, ENTRY) / 1e9));
+        if !smaller.alike {
+            notes.push(
+                "what is exchanged differs from the program as it is: these sizes are the best that were found".into(),
+            );
+        }
+        g = smaller.graphs;
     }
     let programs = sharding::programs(&g)?.expect("a plan of several ranks has programs");
     let report = verify::compare(&g, &programs, steps).map_err(|why| super::passes::internal("verify", &why))?;
     let place = report.differs.as_ref().and_then(|d| d.span).map(|s| g.findings.sources.place(s));
     let mut findings = g.findings.clone();
     programs.train.warnings.iter().for_each(|d| findings.sink.push(d.clone()));
-    let mesh = sharding.mesh().to_string();
-    Ok(Verified { plan: name, mesh, sizes: sizes(&g.train), notes: Vec::new(), report, place, findings })
+    let mesh = g.sharding.as_ref().map_or_else(String::new, |s| s.mesh().to_string());
+    Ok(Verified { plan: name, mesh, sizes: sizes(&g.train), notes, report, place, findings })
+}
+
+/// A program of smaller sizes.
+struct Smaller {
+    graphs: Graphs,
+    /// Whether it exchanges what the program as it is does.
+    alike: bool,
+}
+
+/// What of an uncut dim stays, and how many elements a rank has of one that is cut; smallest first.
+const TRIES: [(usize, usize); 6] = [(8, 1), (8, 2), (16, 2), (16, 4), (32, 4), (64, 8)];
+
+/// The smallest sizes that are tried and found good; else the best.
+fn smaller(options: &Options, g: &Graphs, world: &dyn World) -> Outcome<Option<Smaller>> {
+    let c = check::load(&options.request, world);
+    let Some(s) = &g.sharding else { return Ok(None) };
+    let wanted = exchanged(g)?;
+    let axis = |a: &Axis| (a.name.clone(), a.atoms.iter().map(|n| (*n).min(2) as u64).product());
+    let mesh: Vec<(String, u64)> = s.mesh().axes.iter().map(axis).collect();
+    let mut best = None;
+    for (uncut, each) in TRIES {
+        let mut smaller = Options { mesh: mesh.clone(), ..options.clone() };
+        for (name, size) in dims(&c.program, &c.sources) {
+            if !options.request.sets.iter().any(|(n, _)| *n == name)
+                && let Some(new) = resized(g, s, &name, size, uncut, each)
+            {
+                smaller.request.sets.push((name, new.to_string()));
+            }
+        }
+        // Sizes that do not fit each other are no finding of the user's.
+        let Ok(graphs) = pipeline::graphs(&smaller, world) else { continue };
+        if graphs.sharding.is_none() || small_enough(&graphs, MOST_RANKS_SCALED).is_err() {
+            continue;
+        }
+        let alike = exchanged(&graphs)? == wanted;
+        let found = Smaller { graphs, alike };
+        if alike {
+            return Ok(Some(found));
+        }
+        best = Some(found);
+    }
+    Ok(best)
+}
+
+type Class = (crate::ir::CollectiveKind, Vec<String>, crate::ir::Phase, String, String);
+
+/// The collectives of the training step, alike ones once.
+fn exchanged(g: &Graphs) -> Outcome<Vec<Class>> {
+    let program = sharding::train(g)?;
+    let comm = Comm::of("", Vec::new(), "train", Some((&program, &g.findings.sources)));
+    let mut out: Vec<Class> = Vec::new();
+    for class in comm.collectives.iter().map(|e| e.class()) {
+        if !out.contains(&class) {
+            out.push(class);
+        }
+    }
+    Ok(out)
+}
+
+/// Dims of the main file whose sizes are written as numbers.
+fn dims(program: &Program, sources: &SourceMap) -> Vec<(String, usize)> {
+    let all = program.main_items(|i| match i {
+        ItemKind::Dims(d) => Some(d),
+        _ => None,
+    });
+    let number = |d: &DimDef| match &d.value {
+        DimValue::Size(e) => sources.text(e.span).trim().replace('_', "").parse::<usize>().ok(),
+        DimValue::Group(_) => None,
+    };
+    all.into_iter().flatten().filter_map(|d| Some((d.name.text.clone(), number(d)?))).collect()
+}
+
+/// The smaller size of a dim; none where it stays.
+fn resized(g: &Graphs, s: &Sharding, name: &str, written: usize, uncut: usize, each: usize) -> Option<usize> {
+    let train = &g.train;
+    let id = train.dims.iter().position(|d| d.name == name).map(|i| DimId(i as u32));
+    let used = |d: &DimId| train.values.iter().any(|v| v.dims.contains(d));
+    let Some(d) = id.filter(used) else {
+        // A loop of the source.
+        return (written > 2).then_some(2);
+    };
+    let n = train.size(d);
+    let pins = s.train.pins.iter().filter(|p| p.dim == d && !p.entries.is_empty());
+    let atoms: Vec<crate::mesh::Atom> = pins.flat_map(|p| p.entries.iter().map(|e| e.atom)).collect();
+    let zero = s.train.zero.iter().flat_map(|z| z.atoms.iter().copied());
+    let group = |atoms: &[crate::mesh::Atom]| {
+        let mut all: Vec<_> = atoms.to_vec();
+        all.sort_unstable();
+        all.dedup();
+        let old: usize = all.iter().map(|a| s.mesh().size(*a)).product();
+        let new: usize = all.iter().map(|a| s.mesh().size(*a).min(2)).product();
+        (old, new)
+    };
+    let new = if atoms.is_empty() {
+        // Storage may cut it.
+        let (old, few) = group(&zero.collect::<Vec<_>>());
+        if n <= uncut {
+            n
+        } else if n % old == 0 {
+            uncut.next_multiple_of(few)
+        } else {
+            uncut + 1
+        }
+    } else {
+        let (old, few) = group(&atoms);
+        let (q, r) = (n / old, n % old);
+        let batch = train.inputs.first().and_then(|i| i.dims.first()) == Some(&d);
+        let turns = if batch { s.plan.microbatches as usize } else { 1 };
+        let real = q.min(each).max(usize::from(q > 0)) * few;
+        let whole = if turns > 1 { real.next_multiple_of(few * turns) } else { real };
+        whole + usize::from(r > 0)
+    };
+    (new < n).then_some(new)
 }
 
 /// A plan of one rank is what it is compared with.
@@ -55,18 +190,20 @@ fn alone(g: Graphs, plan: String, steps: u64) -> Verified {
 }
 
 /// An error where a program would take hours.
-fn small_enough(g: &Graphs, ranks: usize) -> Result<(), Diagnostic> {
+fn small_enough(g: &Graphs, most: usize) -> Result<(), Diagnostic> {
     let flops = flops(&g.train, ENTRY);
-    if ranks <= MOST_RANKS && flops <= MOST_FLOPS {
+    let ranks = g.sharding.as_ref().map_or(1, |s| s.mesh().ranks());
+    if ranks <= most && flops <= MOST_FLOPS {
         return Ok(());
     }
-    let message = if ranks > MOST_RANKS {
-        format!("{ranks} ranks are more than the {MOST_RANKS} that are emulated")
+    let message = if ranks > most {
+        format!("{ranks} ranks are more than the {most} that are emulated")
     } else {
         format!("a step of {:.1} GFLOP is more than the {} that are interpreted", flops / 1e9, MOST_FLOPS / 1e9)
     };
     Err(Diagnostic::error("E0505", message)
         .with_note("a plan is verified by interpreting the program twice: whole, and on every rank")
+        .with_note("no smaller sizes of the file's own dims were found that compile")
         .help("make dims smaller by `--set NAME=N` and axes by `--mesh AXIS=N`, or run it as it is by `--full`"))
 }
 

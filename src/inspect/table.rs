@@ -2,6 +2,7 @@
 
 use super::comm::{Comm, Entry, phase_name};
 use super::grouped;
+use crate::ir::{CollectiveKind, Phase};
 use std::fmt::Write;
 
 /// A line: a collective, and how many there are like it in other turns of a loop of the source.
@@ -141,6 +142,11 @@ impl Comm {
 }
 
 impl Entry {
+    /// What is the same of collectives in other turns of a loop, or of other sizes.
+    pub fn class(&self) -> (CollectiveKind, Vec<String>, Phase, String, String) {
+        (self.kind, self.axes.clone(), self.phase, without_turns(&self.layer), without_turns(&self.value))
+    }
+
     /// `3: all_gather over tp of n[batch, seq@tp, embed]: 2,048 bytes sent per rank, forward, block.0`
     pub fn title(&self) -> String {
         let layer = if self.layer.is_empty() { String::new() } else { format!(", {}", self.layer) };

@@ -114,3 +114,35 @@ fn a_plan_is_verified() {
     let text = succeeds(folder.path(), &["verify", "two.pta", "--plan", "q", "--steps", "1", "--mesh", "dp=3"]);
     assert!(text.contains("dp = 3 (3 ranks)") && text.contains("over 1 step,"), "{text}");
 }
+
+#[test]
+fn what_is_too_large_is_made_smaller_or_refused() {
+    let folder = folder();
+    let text = succeeds(folder.path(), &["verify", "two.pta", "--plan", "q", "--mesh", "dp=32"]);
+    // 8 rows over 32 ranks: one over 2, so that a rank still has none.
+    for part in ["dp = 2 (2 ranks)", "batch = 1,", "made smaller, from 32 ranks", "the same as one device"] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+    assert!(!text.contains("differs"), "{text}");
+    let large =
+        NET.replace("inner = 6, mlp = 12", "inner = 60 * 100, mlp = 60 * 100").replace("batch = 8", "batch = 80 * 10");
+    write(folder.path(), "large.pta", format!("{large}plan p {{\n mesh tp = 2\n shard mlp by tp\n}}\n"));
+    let text = fails(folder.path(), &["verify", "large.pta"], 1, "E0505");
+    assert!(text.contains("GFLOP") && text.contains("--full"), "{text}");
+}
+
+#[test]
+fn a_gather_that_nobody_asked_for_is_a_finding_of_check() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let text = "use optim.{sgd}\ndim batch = 4, seq = 8\nmodel Net(x: [batch, seq]) {\n param scale: [seq] = 1\n \
+                let (sorted, at) = sort[seq](x * scale)\n loss mean[batch, seq](square(sorted) + f32(at))\n}\n\
+                train Net { optimizer sgd(lr = 0.1)\n steps 2\n}\nplan p {\n mesh cp = 2\n shard seq by cp\n}\n";
+    write(folder.path(), "m.pta", text);
+    let said = |arguments: &[&str]| err(&partita(folder.path(), arguments));
+    assert!(!said(&["check", "m.pta"]).contains("W0013"));
+    for arguments in [&["check", "m.pta", "--plan", "p"][..], &["comm", "m.pta"], &["verify", "m.pta", "--steps", "1"]]
+    {
+        let text = said(arguments);
+        assert!(text.contains("W0013") && text.contains("cuts `seq`"), "{arguments:?}\n{text}");
+    }
+}
