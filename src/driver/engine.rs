@@ -329,7 +329,11 @@ impl Interpreted {
         }
         for i in &graph.inputs {
             let Some(field) = batch.and_then(|b| b.field(&i.name)) else { return Err(not_fed(&i.name).into()) };
-            env.inputs.push(interp::Tensor::new(field.dtype, field.sizes.clone(), field.values()));
+            let shape: Vec<usize> = i.dims.iter().map(|d| graph.size(*d)).collect();
+            if shape.iter().product::<usize>() != field.sizes.iter().product::<usize>() {
+                return Err(not_fed(&i.name).into());
+            }
+            env.inputs.push(interp::Tensor::new(field.dtype, shape, field.values()));
         }
         Ok(env)
     }

@@ -32,7 +32,15 @@ pub struct Programs {
 
 impl Sharding {
     /// With the layouts that parameters and states have in the training step.
-    pub fn on(self, train: &Graph) -> Sharding {
+    pub fn on(mut self, train: &Graph) -> Sharding {
+        // What is said of samples is said of those of a microbatch: ranks cut inside it.
+        let part = |dim: DimId| {
+            let name = format!("{}.part", train.dim(dim).name);
+            train.dims.iter().position(|d| d.name == name).map(|i| DimId(i as u32))
+        };
+        let more: Vec<Pin> =
+            self.train.pins.iter().filter_map(|p| Some(Pin { dim: part(p.dim)?, ..p.clone() })).collect();
+        self.train.pins.extend(more);
         Sharding { storage: shard::storage(train, &self.train), ..self }
     }
 

@@ -520,7 +520,13 @@ impl Emitter<'_, '_> {
     fn looped(&mut self, id: OpId, op: &Operation, body: BlockId, dim: DimId, reverse: bool, carries: usize) {
         let g = self.s.g;
         let block = g.block(body);
-        let held = |s: &State<'_>, v: ValueId| Layout { dims: s.held(v).cuts.clone(), partial: Vec::new() };
+        // Sums over turns may stay in parts until the last turn.
+        let held = |s: &State<'_>, v: ValueId| {
+            let parts = s.partial[s.classes.class(v)].iter().filter(|p| p.rides);
+            let partial: Vec<Partial> = parts.map(|p| Partial { atom: p.atom, op: p.kind }).collect();
+            let keep = |c: &Cut| c.iter().filter(|e| !partial.iter().any(|p| p.atom == e.atom)).copied().collect();
+            Layout { dims: s.held(v).cuts.iter().map(keep).collect(), partial }
+        };
         let mut initial = Vec::with_capacity(carries);
         for c in 0..carries {
             let param = block.params[1 + c];
@@ -566,6 +572,7 @@ impl Emitter<'_, '_> {
         for (c, v) in finals.into_iter().enumerate() {
             let layout = self.reordered(held(self.s, block.params[1 + c]), block.params[1 + c], op.results[c]);
             self.add_form(op.results[c], layout, v);
+            self.settle(op.results[c], id);
         }
         for ((end, r), (v, layout)) in
             block.results[carries..].iter().zip(&op.results[carries..]).zip(stacked.into_iter().zip(stacked_as))

@@ -294,6 +294,8 @@ pub struct State<'a> {
     pub loops: Vec<Option<Vec<Cut>>>,
     /// By class of values: the atoms over which it is partial when it is made, and whether it stays so for its users.
     pub partial: Vec<Vec<super::reduce::Part>>,
+    /// Classes of gradients that are summed over microbatches in parts, and by which atoms.
+    pub scattered: Vec<(usize, Vec<Atom>)>,
     /// By class of values: whether what the losses differentiate by takes part.
     pub varies: Vec<bool>,
     /// By class of operation and atom: what was decided, to be told.
@@ -354,6 +356,7 @@ impl<'a> State<'a> {
             nests,
             loops,
             partial,
+            scattered: Vec::new(),
             varies: vec![false; count],
             choices: Default::default(),
             regions: Vec::new(),
@@ -371,14 +374,17 @@ impl<'a> State<'a> {
     /// gradients and moments.
     fn close_outputs(&mut self) {
         let g = self.g;
-        let mut open: Vec<(ValueId, Vec<Cut>)> = Vec::new();
+        let mut open: Vec<(ValueId, Vec<Cut>, Vec<Atom>)> = Vec::new();
         for o in &g.outputs {
+            let mut summed: Vec<Atom> = Vec::new();
             let dims = &g.value(o.value).dims;
             let (declared, cuts) = match o.kind {
                 OutputKind::Param(p) | OutputKind::InitParam(p) => {
                     let p = &g.params[p.index()];
                     let stored = &self.storage.params[&p.path];
                     let cuts = if matches!(o.kind, OutputKind::Param(_)) { &stored.update } else { &stored.between };
+                    let plain: Vec<Atom> = stored.compute.iter().flatten().map(|e| e.atom).collect();
+                    summed = stored.gradient.iter().flatten().map(|e| e.atom).filter(|a| !plain.contains(a)).collect();
                     (&p.dims, cuts)
                 }
                 OutputKind::State(s) | OutputKind::InitState(s) => {
@@ -388,9 +394,9 @@ impl<'a> State<'a> {
                 OutputKind::Loss | OutputKind::Metric | OutputKind::Value => continue,
             };
             let at = |d: &DimId| declared.iter().position(|x| x == d).map(|i| cuts[i].clone()).unwrap_or_default();
-            open.push((o.value, dims.iter().map(at).collect()));
+            open.push((o.value, dims.iter().map(at).collect(), summed));
         }
-        while let Some((v, cuts)) = open.pop() {
+        while let Some((v, cuts, summed)) = open.pop() {
             let class = self.classes.class(v);
             let Some(op) = g.def_op(v) else { continue };
             let leaf = matches!(op.op, Op::Param(_) | Op::State(_) | Op::Input(_));
@@ -400,6 +406,9 @@ impl<'a> State<'a> {
             let h = &mut self.held[class];
             (h.cuts, h.fixed) = (cuts.clone(), vec![true; cuts.len()]);
             h.origin = vec![Origin::Closed; cuts.len()];
+            if !summed.is_empty() {
+                self.scattered.push((class, summed.clone()));
+            }
             let dims = &g.value(v).dims;
             let same = matches!(op.op, Op::Map(_) | Op::StopGradient);
             if op.phase != Phase::Update || !same {
@@ -409,7 +418,7 @@ impl<'a> State<'a> {
                 let own = &g.value(*a).dims;
                 if own.len() == dims.len() && !dims.is_empty() {
                     let by = |d: &DimId| dims.iter().position(|x| x == d).map(|i| cuts[i].clone());
-                    open.push((*a, own.iter().map(|d| by(d).unwrap_or_default()).collect()));
+                    open.push((*a, own.iter().map(|d| by(d).unwrap_or_default()).collect(), summed.clone()));
                 }
             }
         }

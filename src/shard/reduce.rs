@@ -48,12 +48,14 @@ pub fn place_reductions(s: &mut State<'_>) {
 struct Uses {
     of: Vec<Vec<(OpId, usize)>>,
     leaves: Vec<bool>,
+    /// By class of the sum at the end of a turn: classes of the carry and of the loop's result, which are partial like it.
+    sums: HashMap<usize, [usize; 2]>,
 }
 
 impl Uses {
     fn new(s: &State<'_>) -> Uses {
         let count = s.classes.first.len();
-        let mut u = Uses { of: vec![Vec::new(); count], leaves: vec![false; count] };
+        let mut u = Uses { of: vec![Vec::new(); count], leaves: vec![false; count], sums: HashMap::new() };
         for id in &s.classes.speakers {
             for (i, a) in s.g.op(*id).args.iter().enumerate() {
                 u.of[s.classes.class(*a)].push((*id, i));
@@ -63,7 +65,36 @@ impl Uses {
         for v in s.g.outputs.iter().map(|o| &o.value).chain(results) {
             u.leaves[s.classes.class(*v)] = true;
         }
+        for id in &s.classes.speakers {
+            u.accumulators(s, s.g.op(*id));
+        }
         u
+    }
+
+    /// Carries from 0 to which each turn adds, and that nothing else reads.
+    fn accumulators(&mut self, s: &State<'_>, op: &Operation) {
+        let Op::Loop { body, carries, .. } = op.op else { return };
+        let block = s.g.block(body);
+        for c in 0..carries as usize {
+            let (carry, end) = (s.classes.class(block.params[1 + c]), s.classes.class(block.results[c]));
+            let adds = s.g.def_op(block.results[c]).is_some_and(|o| {
+                o.op == Op::Map(MapOp::Add) && o.args.iter().filter(|a| **a == block.params[1 + c]).count() == 1
+            });
+            let twice = block.results.iter().filter(|v| **v == block.results[c]).count() > 1;
+            if adds && !twice && self.of[carry].len() == 1 && self.of[end].is_empty() && is_zero(s.g, op.args[c]) {
+                self.leaves[end] = false;
+                self.sums.insert(end, [carry, s.classes.class(op.results[c])]);
+            }
+        }
+    }
+}
+
+/// Whether a value is 0 everywhere.
+fn is_zero(g: &Graph, v: ValueId) -> bool {
+    match g.def_op(v) {
+        Some(Operation { op: Op::Broadcast { .. }, args, .. }) => is_zero(g, args[0]),
+        Some(Operation { op: Op::Constant(Constant::Splat(x)), .. }) => *x == 0.0,
+        _ => false,
     }
 }
 
@@ -144,7 +175,18 @@ impl Region {
         while let Some(class) = open.pop_front() {
             r.members.push(class);
             let sums = r.sources.get(&class).is_none_or(|k| *k == ReduceKind::Sum);
-            let mut sink = uses.leaves[class] || !sums;
+            let stays = |(c, atoms): &(usize, Vec<Atom>)| {
+                uses.sums.get(&class).is_some_and(|[_, total]| total == c) && atoms.contains(&atom)
+            };
+            let mut sink = uses.leaves[class] || !sums || s.scattered.iter().any(stays);
+            if let (false, Some(more)) = (sink, uses.sums.get(&class)) {
+                for to in more {
+                    r.edges.push((class, *to));
+                    if !std::mem::replace(&mut known[*to], true) {
+                        open.push_back(*to);
+                    }
+                }
+            }
             for (id, i) in &uses.of[class] {
                 let op = s.g.op(*id);
                 if sink || s.classes.is_carried(*id, *i) || linear(s.g, op, *i) == Linear::No {
@@ -252,7 +294,16 @@ fn price(s: &State<'_>, class: usize, atom: Atom) -> u64 {
     let others = held.cuts.iter().flatten().filter(|e| e.atom != atom);
     let whole = s.g.bytes(v) as f64 / others.map(|e| s.mesh.size(e.atom) as f64).product::<f64>();
     let scattered = held.cuts.iter().flatten().any(|e| e.atom == atom);
-    ((if scattered { whole } else { 2.0 * whole }) * 16.0) as u64 + 1
+    ((if scattered { whole } else { 2.0 * whole }) * 16.0 * trips(s.g, s.g.value(v).block)) as u64 + 1
+}
+
+/// How often a block runs.
+fn trips(g: &Graph, block: BlockId) -> f64 {
+    let outer = g.ops.iter().find_map(|o| match o.op {
+        Op::Loop { body, dim, .. } if body == block => Some((o.block, g.size(dim))),
+        _ => None,
+    });
+    outer.map_or(1.0, |(outer, n)| n as f64 * trips(g, outer))
 }
 
 /// A flow network.

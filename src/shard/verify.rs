@@ -15,17 +15,32 @@ type Parts = BTreeSet<(Atom, ReduceKind)>;
 pub fn verify(g: &Graph) -> Result<(), String> {
     crate::ir::verify::verify(g)?;
     let mut parts: Vec<Parts> = vec![Parts::new(); g.values.len()];
+    let mut carried: Vec<(BlockId, usize)> = Vec::new();
     for block in super::classes::inner_first(g).into_iter().rev() {
         for id in &g.block(block).ops {
             let op = g.op(*id);
+            if let Op::Loop { body, carries, .. } = op.op {
+                // Carries may be sums in parts; what is captured is as outside.
+                for (param, a) in g.block(body).params[1..].iter().zip(&op.args) {
+                    parts[param.index()] = parts[a.index()].clone();
+                }
+                for (r, a) in op.results.iter().zip(&op.args[..carries as usize]) {
+                    parts[r.index()] = parts[a.index()].clone();
+                }
+                carried.push((body, carries as usize));
+                continue;
+            }
             let made = operation(g, op, &parts).map_err(|why| format!("{id}: {why}"))?;
             for (r, p) in op.results.iter().zip(made) {
                 parts[r.index()] = p;
             }
         }
-        let partial = |v: &&ValueId| !parts[v.index()].is_empty();
-        if let Some(v) = g.block(block).results.iter().find(partial) {
-            return Err(format!("{v} leaves a loop as parts"));
+        let carries = carried.iter().find(|(b, _)| *b == block).map_or(0, |c| c.1);
+        for (i, v) in g.block(block).results.iter().enumerate() {
+            let want = if i < carries { parts[g.block(block).params[1 + i].index()].clone() } else { Parts::new() };
+            if parts[v.index()] != want {
+                return Err(format!("{v} leaves a turn in other parts than it has to be"));
+            }
         }
     }
     match g.outputs.iter().find(|o| !parts[o.value.index()].is_empty()) {
@@ -46,12 +61,6 @@ fn operation(g: &Graph, op: &Operation, parts: &[Parts]) -> Result<Vec<Parts>, S
             }
         }
         return Ok(vec![left]);
-    }
-    if let Op::Loop { .. } = op.op {
-        return match op.args.iter().find(|a| !parts[a.index()].is_empty()) {
-            Some(a) => Err(format!("{a} enters a loop as parts")),
-            None => Ok(vec![Parts::new(); op.results.len()]),
-        };
     }
     let riding: Parts = op.args.iter().flat_map(|a| parts[a.index()].iter().copied()).collect();
     let mut products = 0;

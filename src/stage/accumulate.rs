@@ -201,10 +201,13 @@ struct Emission<'a> {
     samples: &'a Samples,
     classes: &'a [Class],
     schedule: &'a Schedule,
-    parts: usize,
     b: Builder,
     /// The loops' dim.
     turns: DimId,
+    /// The number of the microbatch in what is fed and drawn.
+    which: DimId,
+    /// In the loop under construction: the number of its microbatch.
+    turn: Option<ValueId>,
     /// A sample dim -> the dim of a microbatch's part.
     local: HashMap<DimId, DimId>,
     /// New values for old ones: outside and totals.
@@ -232,13 +235,19 @@ impl<'a> Emission<'a> {
             ..Graph::default()
         });
         let turns = b.add_dim("microbatches", parts, false);
+        let which = b.add_dim("microbatch", parts, false);
         let mut local = HashMap::new();
         for (d, size) in &samples.dims {
             let Dim { name, ragged, .. } = g.dim(*d).clone();
             local.insert(*d, b.add_dim(&format!("{name}.part"), *size, ragged));
         }
         let (outer, inner, starts) = (HashMap::new(), HashMap::new(), HashMap::new());
-        Emission { g, samples, classes, schedule, parts, b, turns, local, outer, inner, starts }
+        let mut e = Emission { g, samples, classes, schedule, b, turns, which, turn: None, local, outer, inner, starts };
+        // Microbatches stand one after another in what is fed.
+        for i in 0..g.inputs.len() {
+            e.b.graph.inputs[i].dims = e.divided(&g.inputs[i].dims);
+        }
+        e
     }
 
     fn emit(mut self) -> Graph {
@@ -309,6 +318,7 @@ impl<'a> Emission<'a> {
         }
         let frame = self.b.begin_loop(self.turns, false, &initial);
         self.inner.clear();
+        self.turn = Some(frame.turn);
         self.starts.clear();
         (self.b.span, self.b.scope, self.b.phase) = (None, ROOT, Phase::Forward);
         for (d, size) in &self.samples.dims {
@@ -388,8 +398,15 @@ impl<'a> Emission<'a> {
                 if cut =>
             {
                 // All of it, of which the microbatch takes its run.
-                let types = self.types(op, false);
-                let whole = self.b.emit(op.op.clone(), args, &types)[0];
+                let Value { dtype, dims, .. } = self.g.value(op.results[0]);
+                let (dtype, dims) = (*dtype, self.divided(dims));
+                let whole = match &op.op {
+                    Op::Random { dist, stream, dims } => {
+                        Op::Random { dist: *dist, stream: *stream, dims: self.divided(dims) }
+                    }
+                    other => other.clone(),
+                };
+                let whole = self.b.emit(whole, args, &[(dtype, dims)])[0];
                 vec![self.run_of(whole)]
             }
             Op::Iota(d) if cut && self.samples.contains(d) => {
@@ -445,12 +462,23 @@ impl<'a> Emission<'a> {
             .collect()
     }
 
-    /// The microbatch's part of a value along its sample dim.
+    /// Dims with the number of the microbatch and the place in it where the sample dim was: the same elements in the same order.
+    fn divided(&self, dims: &[DimId]) -> Vec<DimId> {
+        let parts = |d: &DimId| match self.local.get(d) {
+            Some(local) => vec![self.which, *local],
+            None => vec![*d],
+        };
+        dims.iter().flat_map(parts).collect()
+    }
+
+    /// The microbatch's run of a value that is divided into microbatches.
     fn run_of(&mut self, whole: ValueId) -> ValueId {
-        let Some(d) = self.b.dims(whole).iter().copied().find(|d| self.samples.contains(*d)) else { return whole };
-        let axis = WindowAxis { input: d, offset: 0, dynamic: true, terms: vec![(self.local[&d], 1)] };
-        debug_assert_eq!(self.b.size(self.local[&d]) * self.parts, self.b.size(d));
-        self.b.window(vec![axis], 0.0, whole, &[self.starts[&d]])
+        if !self.b.dims(whole).contains(&self.which) {
+            return whole;
+        }
+        let axis = WindowAxis { input: self.which, offset: 0, dynamic: true, terms: Vec::new() };
+        let turn = self.turn.expect("a loop over microbatches is open");
+        self.b.window(vec![axis], 0.0, whole, &[turn])
     }
 }
 
