@@ -466,7 +466,7 @@ pub struct Attention {
     /// One more operand, of q's type, over such dims. No derivative.
     pub bias: bool,
     /// One more operand, an I32 scalar: the position of the first query, by which `causal` and `reach` count; it is 0 without.
-    /// Only in sampling programs.
+    /// In sampling programs, and where ranks hold parts of the queries.
     pub first: bool,
 }
 

@@ -343,9 +343,6 @@ impl Check<'_> {
             }
             Op::AttentionGrad(a) => {
                 let n = a.operands();
-                if a.first {
-                    return fail("attention from a position on has no derivative");
-                }
                 self.operands(n + 3)?;
                 self.attention(a)?;
                 self.logsumexp(a, self.arg(n + 1))?;

@@ -12,7 +12,7 @@ use super::units::to_slot;
 use super::{Reason, Sharded, Story, Why};
 use crate::ir::*;
 use crate::mesh::reshard::{self, Kind, Step};
-use crate::mesh::{Atom, Cut, Layout, Partial};
+use crate::mesh::{Atom, Cut, Layout, Order, Partial};
 use crate::types::{DType, MapOp, ReduceKind};
 use std::collections::HashMap;
 
@@ -490,6 +490,13 @@ impl Emitter<'_, '_> {
             }
             _ => {}
         }
+        let mut known = op.op.clone();
+        if let Op::Attention(a) | Op::AttentionGrad(a) = &mut known {
+            let query = self.dim_in(&layouts, &all, a.query);
+            let key = self.dim_in(&layouts, &all, a.key);
+            self.place_queries(a, query, key, &mut args);
+        }
+        let op = &Operation { op: known, ..op.clone() };
         let mut renamed = HashMap::new();
         op.op.map_dims(&mut |d| {
             renamed.insert(d, d);
@@ -507,6 +514,46 @@ impl Emitter<'_, '_> {
             return vec![args[0]];
         }
         self.b.emit(local, &args, &types)
+    }
+
+    /// Tells an attention which of all queries its own are, where it counts them.
+    fn place_queries(&mut self, a: &mut Attention, query: DimId, key: DimId, args: &mut Vec<ValueId>) {
+        let Some(cut) = self.b.graph.dim(query).cut.clone().filter(|_| a.causal || a.reach.is_some()) else { return };
+        let all = a.operands();
+        if cut.entries.iter().all(|e| e.order == Order::Block) {
+            let first = self.local.first(&mut self.b, query);
+            match a.position() {
+                Some(at) => args[at] = self.b.add(args[at], first),
+                None => args.insert(all, first),
+            }
+            a.first = true;
+            return;
+        }
+        // Not one run: a mask says who sees whom.
+        let (q, k) = (self.local.index(&mut self.b, query), self.b.iota(key));
+        let mut seen: Option<ValueId> = a.extras().1.map(|at| args[at]);
+        let mut join = |b: &mut Builder, m: ValueId| {
+            seen = Some(match seen {
+                None => m,
+                Some(s) => b.map(MapOp::And, &[s, m]),
+            });
+        };
+        if a.causal {
+            let m = self.b.map(MapOp::Le, &[k, q]);
+            join(&mut self.b, m);
+        }
+        if let Some(reach) = a.reach {
+            let far = self.b.sub(q, k);
+            let n = self.b.scalar(f64::from(reach), DType::I32);
+            let m = self.b.map(MapOp::Lt, &[far, n]);
+            join(&mut self.b, m);
+        }
+        let seen = seen.expect("queries are counted for one of the two");
+        match a.extras().1 {
+            Some(at) => args[at] = seen,
+            None => args.insert(3 + 2 * usize::from(a.documents), seen),
+        }
+        (a.causal, a.reach, a.mask) = (false, None, true);
     }
 
     /// An index that is in range where it is not real, too.

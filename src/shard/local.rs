@@ -72,6 +72,20 @@ impl Local {
         at
     }
 
+    /// I32 scalar: the index in the whole of the first element; of dims in blocks alone.
+    pub fn first(&mut self, b: &mut Builder, dim: DimId) -> ValueId {
+        let mut at = Self::int(b, 0);
+        if let Some(CutDim { extent, entries }) = b.graph.dim(dim).cut.clone() {
+            let sizes = cut::extents(&b.graph.mesh, &entries, extent);
+            for (e, size) in entries.iter().zip(&sizes[1..]) {
+                let (c, n) = (self.coordinate(b, e.atom), Self::int(b, *size));
+                let offset = b.mul(c, n);
+                at = b.add(at, offset);
+            }
+        }
+        at
+    }
+
     /// From places in the block of an entry to places in what the entry cuts.
     fn outwards(&mut self, b: &mut Builder, at: ValueId, e: &crate::mesh::Entry, block: usize) -> ValueId {
         let c = self.coordinate(b, e.atom);

@@ -177,10 +177,6 @@ impl Maker<'_> {
         for d in [a.key, a.feature, a.value] {
             self.by_name(d, Along::Whole);
         }
-        // Queries are counted from the first one of the operand.
-        if a.causal || a.reach.is_some() {
-            self.by_name(a.query, Along::Whole);
-        }
     }
 
     fn values(&self) -> impl Iterator<Item = &Vec<DimId>> {
