@@ -70,6 +70,15 @@ fn step_with(model: &str, slices: usize, precision: DType, sets: &[(&str, &str)]
     (graph, facts.sample_dim.unwrap(), env)
 }
 
+/// The environment with the data as a graph in microbatches takes them: the same, divided.
+fn divided(graph: &Graph, env: &Env) -> Env {
+    let inputs = graph.inputs.iter().zip(&env.inputs).map(|(i, t)| {
+        let shape = i.dims.iter().map(|d| graph.size(*d)).collect();
+        Tensor { shape, ..t.clone() }
+    });
+    Env { inputs: inputs.collect(), ..env.clone() }
+}
+
 fn near(name: &str, want: &Tensor, found: &Tensor, tolerance: f64) {
     assert_eq!((want.dtype, want.data.len()), (found.dtype, found.data.len()), "{name}");
     let scale = want.data.iter().fold(1.0f64, |m, x| m.max(x.abs()));
@@ -84,6 +93,7 @@ fn compare(model: &str, slices: usize, precision: DType, tolerance: f64) {
     for parts in [2, 4] {
         let cut = accumulate(&whole, sample, parts).unwrap_or_else(|e| panic!("{e:?}"));
         verify::verify(&cut).unwrap();
+        let env = divided(&cut, &env);
         let found = interp::run(&cut, &env).unwrap();
         let program = Arc::new(backend::compile(&cut, &Options::default()));
         let options = ExecOptions { threads: 2, ..ExecOptions::default() };

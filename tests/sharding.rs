@@ -49,27 +49,6 @@ fn tensor_parallel() {
     same(MLP, "mesh tp = 2\nshard mlp by tp");
 }
 
-/// The collectives of a training step, a line each.
-fn listed(source: &str, plan: &str) -> Vec<String> {
-    let path = PathBuf::from("m.pta");
-    let mut world = Memory::default();
-    world.0.insert(path.clone(), format!("{source}\nplan p {{\n{plan}\n}}\n"));
-    let options = Options {
-        request: Request { path, ..Request::default() },
-        plan: Some("p".into()),
-        ranks: true,
-        ..Options::default()
-    };
-    let fail = |f: Box<partita::driver::Findings>| -> ! { panic!("{}", render::text(&f.sink, &f.sources, false)) };
-    let g = partita::driver::pipeline::graphs(&options, &world).unwrap_or_else(|f| fail(f));
-    let p = partita::driver::sharding::programs(&g).unwrap_or_else(|f| fail(f)).expect("several ranks");
-    let text = partita::ir::print::print(&p.train.graph);
-    if std::env::var("SHOW").is_ok() {
-        println!("{text}");
-    }
-    text.lines().filter(|l| l.contains("collective[") && !l.contains("[slice")).map(str::to_string).collect()
-}
-
 const GPT: &str = "
 use nn.{Embedding, LayerNorm, LearnedPosition, Linear, attention, causal, gelu_tanh}
 use losses.{cross_entropy}
@@ -117,8 +96,6 @@ fn gpt_plans() {
         "mesh dp = 2\nshard batch by dp\nzero 3 by dp",
         "mesh tp = 3\nshard heads, mlp, vocab by tp",
     ] {
-        let list = listed(GPT, plan);
-        println!("== {plan}\n{} collectives\n{}", list.len(), list.join("\n"));
         same(GPT, plan);
     }
 }
@@ -133,7 +110,6 @@ fn of_file(file: &str, preset: &str, sizes: &[(&str, &str)], plan: &str) -> veri
         path,
         presets: (!preset.is_empty()).then(|| preset.to_string()).into_iter().collect(),
         sets: sizes.iter().map(|(a, b)| (a.to_string(), b.to_string())).collect(),
-        ..Request::default()
     };
     let options = Options { request, plan: Some("p".into()), ..Options::default() };
     match verify::verify(&options, &world, 2) {
@@ -142,26 +118,73 @@ fn of_file(file: &str, preset: &str, sizes: &[(&str, &str)], plan: &str) -> veri
     }
 }
 
-#[test]
-#[ignore]
-fn one_of_the_environment() {
-    let all = std::env::var("CASES").expect("CASES=file|preset|a=1,b=2|plan;lines");
-    for case in all.split('\n') {
-        let parts: Vec<&str> = case.split('|').collect();
-        let [file, preset, sizes, plan] = parts[..] else { continue };
-        let sizes: Vec<(&str, &str)> = sizes.split(',').filter_map(|s| s.split_once('=')).collect();
-        let start = std::time::Instant::now();
-        let plan = plan.replace(';', "\n");
-        let r = std::panic::catch_unwind(|| of_file(file, preset, &sizes, &plan));
-        match r {
-            Ok(r) => println!(
-                "{case}\n    {:?} compared {} largest {:e} in {:?}",
-                r.differs,
-                r.compared,
-                r.largest,
-                start.elapsed()
-            ),
-            Err(e) => println!("{case}\n    PANIC {}", e.downcast_ref::<String>().cloned().unwrap_or_default()),
-        }
+/// Each plan on the tiny sizes of a golden model.
+fn golden(model: &str, preset: &str, plans: &[&str]) {
+    for plan in plans {
+        let r = of_file(&format!("tests/golden_models/{model}.pta"), preset, &[], plan);
+        assert_eq!(r.differs, None, "{model} {plan}");
     }
+}
+
+const TENSOR: &str = "shard heads, mlp, vocab by tp";
+const SEQUENCE: &str = "shard seq by tp in LayerNorm";
+
+#[test]
+fn gpt_with_data_parallelism() {
+    let of = |n: u32, more: &str| format!("mesh dp = {n}\nshard batch by dp\n{more}");
+    let plans = [of(2, ""), of(4, ""), of(3, ""), of(2, "zero 1 by dp"), of(4, "zero 2 by dp"), of(4, "zero 3 by dp")];
+    golden("gpt", "tiny", &plans.each_ref().map(String::as_str));
+}
+
+#[test]
+fn gpt_in_microbatches() {
+    let of = |more: &str| format!("mesh dp = 2\nshard batch by dp\nmicrobatches 2\n{more}");
+    let all = format!("mesh dp = 2, tp = 2\nshard batch by dp\n{TENSOR}\n{SEQUENCE}\nmicrobatches 2");
+    let plans = [of(""), of("zero 1 by dp"), of("zero 2 by dp"), of("zero 3 by dp"), all];
+    golden("gpt", "tiny", &plans.each_ref().map(String::as_str));
+}
+
+#[test]
+fn gpt_with_tensor_and_sequence_parallelism() {
+    let of = |n: u32, more: &str| format!("mesh tp = {n}\n{TENSOR}\n{more}");
+    let plans = [of(2, ""), of(4, ""), of(3, ""), of(2, SEQUENCE), of(3, SEQUENCE)];
+    golden("gpt", "tiny", &plans.each_ref().map(String::as_str));
+}
+
+#[test]
+fn gpt_with_context_parallelism() {
+    let plans = [
+        "mesh cp = 2\nshard seq by cp",
+        "mesh cp = 3\nshard seq by cp",
+        "mesh cp = 2\nshard seq by cp { order = zigzag }",
+        "mesh cp = 2\nshard seq by cp\nshard heads by cp in attention",
+    ];
+    golden("gpt", "tiny", &plans);
+}
+
+#[test]
+fn llama_on_any_mesh() {
+    let plans = [
+        "mesh dp = 2\nshard batch by dp",
+        "mesh tp = 2\nshard heads, mlp, vocab by tp",
+        // Two heads of keys for four and eight ranks.
+        "mesh tp = 4\nshard heads, mlp, vocab by tp",
+        "mesh tp = 8\nshard heads by tp",
+        "mesh tp = 3\nshard kv, mlp, vocab by tp",
+        "mesh cp = 2\nshard seq by cp",
+        "mesh dp = 2, cp = 2\nshard batch by dp\nshard seq by cp\nmicrobatches 2",
+    ];
+    golden("llama", "tiny", &plans);
+}
+
+#[test]
+fn experts_on_their_ranks() {
+    let plans = [
+        "mesh dp = 2\nshard batch by dp",
+        "mesh ep = 2\nshard batch by ep\nshard experts by ep in Experts",
+        "mesh ep = 4\nshard batch by ep\nshard experts by ep in Experts",
+        "mesh dp = 2, ep = 2\nshard batch by dp, ep\nshard experts by ep in Experts\nzero 2 by dp",
+    ];
+    golden("moe", "tiny", &plans);
+    golden("moe", "tiny_capacity", &plans[..3]);
 }

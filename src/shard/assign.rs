@@ -12,7 +12,7 @@ use super::facts::{Origin, State};
 use super::nest::{Along, Nest};
 use super::propagate::{accept, cut_of, propagate};
 use crate::ir::*;
-use crate::mesh::{Atom, Cut, Entry};
+use crate::mesh::{Atom, Cut, Entry, Order};
 use std::collections::HashSet;
 
 /// Where an atom is in a slot.
@@ -73,7 +73,7 @@ impl Assigner {
             for (i, v) in op.args.iter().enumerate() {
                 let cut = roles[i].iter().any(|r| matches!(r, Role::Cut(_)));
                 let stays = at.is_some_and(|l| roles[i].contains(&Role::Cut(l)));
-                if cut && !stays && !at.is_some_and(|l| nest.loops[l].slots[i].is_some()) {
+                if cut && !stays && at.is_none_or(|l| nest.loops[l].slots[i].is_none()) {
                     self.gathered.insert((s.classes.class(*v), a));
                 }
             }
@@ -293,6 +293,8 @@ fn ordered(s: &State<'_>, op: &Operation, nest: &Nest, chosen: &[(Atom, Option<u
                 }
             }
         }
+        // Blocks from both ends are dealt last.
+        cut.sort_by_key(|e| e.order == Order::Zigzag);
     }
     cuts
 }

@@ -55,11 +55,16 @@ impl<K: std::hash::Hash + Eq> Numbers<K> {
     }
 }
 
+/// A call of a definition at a place of a scope.
+type Call<'g> = (Option<ScopeId>, &'g str, &'g str, Option<Span>);
+/// What an operation does at a place of a scope.
+type Doing = (ScopeId, Phase, Option<Span>, BlockId, Vec<u8>);
+
 /// By scope: its class and its turns, outermost first.
 fn scopes(g: &Graph) -> Vec<(u32, Vec<u32>)> {
     let mut numbers = Numbers::new();
     // Which one of several calls of a definition at one place it is.
-    let mut twins: HashMap<(Option<ScopeId>, &str, &str, Option<Span>), u32> = HashMap::new();
+    let mut twins: HashMap<Call<'_>, u32> = HashMap::new();
     let mut out: Vec<(u32, Vec<u32>)> = Vec::with_capacity(g.scopes.len());
     for s in &g.scopes {
         let twin = twins.entry((s.parent, &s.path, &s.definition, s.site)).or_insert(0);
@@ -77,7 +82,7 @@ impl Classes {
         let scopes = scopes(g);
         let mut ops = Numbers::new();
         let mut values = Numbers::new();
-        let mut seen: HashMap<(ScopeId, Phase, Option<Span>, BlockId, Vec<u8>), u32> = HashMap::new();
+        let mut seen: HashMap<Doing, u32> = HashMap::new();
         let mut c = Classes {
             of_value: vec![u32::MAX; g.values.len()],
             first: Vec::new(),

@@ -10,7 +10,7 @@ use super::facts::{Origin, State};
 use super::nest::{Along, Loop, Nest, Tie};
 use super::units::{to_loop, to_slot};
 use crate::ir::*;
-use crate::mesh::{Atom, Cut};
+use crate::mesh::{Atom, Cut, Order};
 
 /// Spreads layouts among values of a phase (`Backward`: and of updates).
 pub fn propagate(s: &mut State<'_>, phase: Phase) {
@@ -163,7 +163,9 @@ pub fn accept(
     let class = s.classes.class(v);
     let held = &s.held[class];
     let own = &held.cuts[at];
-    if held.fixed[at] || own.len() >= cut.len() || !cut.starts_with(own) {
+    // Nothing is cut further that was dealt from both ends.
+    let dealt = own.last().is_some_and(|e| e.order == Order::Zigzag);
+    if dealt || held.fixed[at] || own.len() >= cut.len() || !cut.starts_with(own) {
         return false;
     }
     let used = |a: Atom| held.cuts.iter().flatten().any(|e| e.atom == a);

@@ -1,6 +1,7 @@
 //! Gradient accumulation: rewrites a training step so that it goes through the batch in microbatches.
 //!
-//! In: a step's graph on the whole batch, with its updates. Out: a graph with the same parameters, states, inputs and outputs,
+//! In: a step's graph on the whole batch, with its updates. Out: a graph with the same parameters, states, inputs and outputs (inputs
+//! have two dims for the samples, the number of the microbatch and the place in it: the same elements in the same order),
 //! which computes the same values (up to the grouping of sums). What belongs to samples moves into loops over microbatches, each of
 //! which takes its run of every input; totals over samples (gradients, losses, counts) are carries of these loops,
 //! in f32 where the step has them in 16 bits; everything else stands between and behind the loops, once.
@@ -242,7 +243,8 @@ impl<'a> Emission<'a> {
             local.insert(*d, b.add_dim(&format!("{name}.part"), *size, ragged));
         }
         let (outer, inner, starts) = (HashMap::new(), HashMap::new(), HashMap::new());
-        let mut e = Emission { g, samples, classes, schedule, b, turns, which, turn: None, local, outer, inner, starts };
+        let mut e =
+            Emission { g, samples, classes, schedule, b, turns, which, turn: None, local, outer, inner, starts };
         // Microbatches stand one after another in what is fed.
         for i in 0..g.inputs.len() {
             e.b.graph.inputs[i].dims = e.divided(&g.inputs[i].dims);
