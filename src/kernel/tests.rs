@@ -488,29 +488,3 @@ fn long_sums_to_a_gradient_come_in_two_steps() {
         assert_eq!(rows.collect::<Vec<_>>(), [16 * 48, 48], "{}", print::print(module));
     });
 }
-
-/// What is not there of a ragged dim is left out of products along it, and of sums over it, which end with it.
-#[test]
-fn products_along_ragged_dims_look_for_what_is_not_there() {
-    let mut b = ir::Builder::default();
-    let [batch, expert, n, out] =
-        [("batch", 9), ("expert", 2), ("n", 5), ("out", 6)].map(|(name, size)| b.add_dim(name, size, false));
-    let slot = b.add_dim("slot", 4, true);
-    let dims = [vec![expert, batch, slot, n], vec![expert, n, out], vec![expert, batch, slot, out], vec![batch, n]];
-    let case = with_inputs(&dims, b, |b, inputs| {
-        let y = b.dot(&[n], inputs[0], inputs[1], DType::F64);
-        b.output(Kind::Value, "y", y);
-        let dw = b.dot(&[batch, slot], inputs[0], inputs[2], DType::F64);
-        b.output(Kind::Value, "dw", dw);
-        let even = b.dot(&[n], inputs[1], inputs[3], DType::F64);
-        b.output(Kind::Value, "even", even);
-    });
-    compare(0, &case, &Options::default(), |_| {});
-    lower_one(&case.graph, |module, routine| {
-        let products = routine.steps.iter().filter_map(|s| match &s.action {
-            Action::Gemm(g) => Some((g.ragged, g.k)),
-            _ => None,
-        });
-        assert_eq!(products.collect::<Vec<_>>(), [(true, 5), (true, 4), (false, 5)], "{}", print::print(module));
-    });
-}

@@ -126,8 +126,6 @@ pub struct Gemm {
     pub out: DType,
     /// Adds to what c holds instead of overwriting it; then c is read, too. Only for F32 and F64 results.
     pub accumulate: bool,
-    /// Rows along m, n or k need not be there, and are zero: it pays to look for them.
-    pub ragged: bool,
 }
 
 /// Most arguments of a kernel that finishes a product.

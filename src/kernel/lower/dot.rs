@@ -29,12 +29,11 @@ impl Plan {
         stride: impl Fn(DimId) -> [Option<i64>; 3],
     ) -> Plan {
         let [a, b] = dims;
-        let (mut m, mut n, mut k, mut batch, mut ragged) = (vec![], vec![], vec![], vec![], vec![]);
+        let (mut m, mut n, mut k, mut batch) = (vec![], vec![], vec![], vec![]);
         for d in a.iter().chain(b.iter().filter(|d| !a.contains(d))) {
             let axis = Axis { extent: graph.size(*d), strides: stride(*d) };
             let list = match (a.contains(d), b.contains(d)) {
                 _ if axis.extent == 1 => continue,
-                (true, true) if contract.contains(d) && graph.dim(*d).ragged => &mut ragged,
                 (true, true) if contract.contains(d) => &mut k,
                 (true, true) => &mut batch,
                 (true, false) => &mut m,
@@ -46,10 +45,7 @@ impl Plan {
         merge(&mut n, &[2, 1]);
         merge(&mut k, &[0, 1]);
         merge(&mut batch, &[2, 0, 1]);
-        // What is not there of a ragged dim stands at the end of it, and is left out if the sum ends there.
-        let main_k = take_longest(if ragged.is_empty() { &mut k } else { &mut ragged });
-        k.extend(ragged);
-        let (main_m, main_n) = (take_longest(&mut m), take_longest(&mut n));
+        let (main_m, main_n, main_k) = (take_longest(&mut m), take_longest(&mut n), take_longest(&mut k));
         batch.extend(m);
         batch.extend(n);
         Plan { m: main_m, n: main_n, k: main_k, batch, sums: k }
@@ -110,7 +106,6 @@ impl Lowerer<'_, '_> {
         let all = [args[0], args[1], results[0]];
         let dims = [args[0], args[1]].map(|v| self.graph.value(v).dims.as_slice());
         let plan = Plan::new(&self.graph, dims, &contract, |d| all.map(|v| Some(self.stride(v, d))));
-        let ragged = dims.iter().copied().flatten().any(|d| self.graph.dim(*d).ragged);
         let out = self.graph.value(results[0]).dtype;
         if !plan.sums.is_empty() && out.bytes() < 4 {
             // A 16-bit result cannot be summed in parts: lay the operands out so that k is one run.
@@ -138,7 +133,6 @@ impl Lowerer<'_, '_> {
             dtype,
             out,
             accumulate: self.adds.contains(&id),
-            ragged,
         };
         let step = self.step(Action::Gemm(gemm), id, "dot".to_string());
         steps.push(step);

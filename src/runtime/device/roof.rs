@@ -50,7 +50,6 @@ fn flops(pool: &Pool) -> f64 {
         n: extent(0, 1, 1),
         k: extent(1, n, 0),
         accumulate: false,
-        ragged: false,
         dtype: DType::F32,
         out: DType::F32,
     };

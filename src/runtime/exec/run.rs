@@ -315,7 +315,6 @@ pub(super) fn product(gemm: &Gemm) -> Product<'static> {
         n: Extent { size: gemm.n, a: 0, b: gemm.b.cols, c: gemm.c.cols },
         k: Extent { size: gemm.k, a: gemm.a.cols, b: gemm.b.rows, c: 0 },
         accumulate: gemm.accumulate,
-        ragged: gemm.ragged,
         dtype: gemm.dtype,
         out: gemm.out,
     }

@@ -7,7 +7,6 @@ use super::few::Few;
 use super::finish::Finish;
 use super::pack::Pack;
 use super::plan::{OWN, Own, SPLIT_WORK, Task, cut};
-use super::ragged::Zeros;
 use super::tile::{Ahead, NEAR, TURN, Tile};
 use std::ops::Range;
 
@@ -333,13 +332,8 @@ impl Task<'_> {
                 };
                 next.map_or(near, |next| next.during(tile, all_tiles, turns, near, &mut carry))
             };
-            let mut zeros = Zeros::new(self, &b, steps);
             let mut tile = |at: usize, taken: usize, j: usize| {
                 let n = kernel.columns().min(columns - j);
-                let used = zeros.used(here.add(at * vector * steps), taken * vector, at, j, n);
-                if used == 0 && add {
-                    return;
-                }
                 let (a, a_step) = if self.pack_a {
                     (here.cast_const().add(at * vector * steps), (taken * vector) as isize)
                 } else {
@@ -347,7 +341,7 @@ impl Task<'_> {
                 };
                 let last = if at + taken == vectors { rows - (vectors - 1) * kernel.lanes } else { kernel.lanes };
                 kernel.tiles[taken - 1][n - 1](&Tile {
-                    k: used,
+                    k: steps,
                     a,
                     a_step,
                     b: b.at.offset((j / kernel.columns()) as isize * b.panel),

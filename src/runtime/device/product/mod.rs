@@ -10,7 +10,7 @@
 //! tiles sum alike, so results are the same for any number of threads. On x86-64 with FMA and on aarch64 they are the same for f32 and f64, too.
 //!
 //! Reading order: this file, `plan.rs` (what is packed, and how the work is cut), `block.rs` (loops), `ahead.rs`, `pack.rs`, `tile.rs`,
-//! `few.rs`, `pieces.rs`, `ragged.rs` (zeros that are left out), `strips.rs` (results that are used block by block), `kernel.rs` and the units that it chooses from,
+//! `few.rs`, `pieces.rs`, `strips.rs` (results that are used block by block), `kernel.rs` and the units that it chooses from,
 //! `finish.rs`, `integers.rs`.
 
 mod ahead;
@@ -31,7 +31,6 @@ mod pack;
 mod pieces;
 mod plain;
 mod plan;
-mod ragged;
 mod strips;
 #[cfg(test)]
 mod tests;
@@ -67,9 +66,6 @@ pub struct Product<'a> {
     pub k: Extent,
     /// Adds to c instead of replacing it.
     pub accumulate: bool,
-    /// Operands have runs of zeros along m, n or k that are worth looking for: nothing is computed with them, so that they
-    /// count for nothing whatever they meet.
-    pub ragged: bool,
     /// Of a and b.
     pub dtype: DType,
     /// Of c.

@@ -15,7 +15,7 @@ const fn chunk_steps(packed: usize) -> usize {
 const CHUNK_OF_MANY: usize = 192;
 
 /// Tiles in a block of rows: with a chunk of k, what the second-level cache holds beside what passes through.
-pub const ROW_TILES: usize = 6;
+const ROW_TILES: usize = 6;
 
 /// Columns up to which packing the rows is a good part of the work, so that tiles do it while they compute.
 const FEW_TO_CARRY: usize = 256;
@@ -141,10 +141,6 @@ impl<'a> Task<'a> {
     fn choose_packing(&mut self) {
         let Kernel { same, packed, group, .. } = self.kernel;
         let tile = self.kernel.rows();
-        // Zeros are looked for in packed rows.
-        if self.product.ragged {
-            return;
-        }
         if same && self.a_row == packed as isize {
             let near = self.a_k.abs() <= CLOSE || self.a_k.abs() <= 2 * CLOSE && self.columns <= 256;
             self.pack_a = self.columns > FEW_COLUMNS && self.rows * self.k * packed > SMALL && !near;
@@ -238,7 +234,6 @@ impl<'a> Task<'a> {
         let Kernel { same, packed, .. } = self.kernel;
         let panel = self.kernel.rows() * packed;
         same && self.pack_a
-            && !self.product.ragged
             && self.a_row == packed as isize
             && self.columns <= FEW_TO_CARRY
             && panel.is_multiple_of(PAIR)

@@ -85,7 +85,6 @@ fn check(case: &Case) {
         n: Extent { size: n, a: 0, b: bn, c: cn },
         k: Extent { size: k, a: ak, b: bk, c: 0 },
         accumulate,
-        ragged: false,
         dtype,
         out,
     };
@@ -254,7 +253,6 @@ fn few_columns_are_summed_in_pieces_alike_on_any_number_of_threads() {
                 n: extent(700, 0, 1, 1),
                 k: extent(131, 1, 700, 0),
                 accumulate: false,
-                ragged: false,
                 dtype,
                 out,
             };
@@ -280,7 +278,6 @@ fn check_blocks(size: (usize, usize, usize), lay_of: [Lay; 3], units: Units, (dt
         n: Extent { size: n, a: 0, b: bn, c: cn },
         k: Extent { size: k, a: ak, b: bk, c: 0 },
         accumulate: false,
-        ragged: false,
         dtype,
         out,
     };
@@ -347,71 +344,6 @@ fn blocks_that_are_used_at_once_are_those_of_the_product() {
             let (size, c) = if turned { ((n, m, k), Lay::Columns) } else { (size, Lay::Rows) };
             let [a, b, _] = lays(way);
             check_blocks(size, [a, b, c], Units { lines, across }, TYPES[[0, 2, 1, 3, 0][way % 5]]);
-        }
-    }
-}
-
-/// Rows and terms that are not there are zero; what they would meet does not matter.
-#[test]
-fn zeros_of_ragged_operands_are_left_out() {
-    for (i, (dtype, out)) in TYPES.into_iter().enumerate() {
-        for (way, (m, n, k)) in
-            [(300, 70, 90), (70, 300, 210), (40, 9, 500), (130, 130, 3), (2, 50, 40)].into_iter().enumerate()
-        {
-            let [la, lb, lc] = lays(i * 7 + way);
-            let ((am, ak, na), (bk, bn, nb), (cm, cn, nc)) = (lay(m, k, la), lay(k, n, lb), lay(m, n, lc));
-            let (rows, terms) = (m * (way % 3) / 3, k * (1 + way % 2) / 3);
-            let product = |ragged| Product {
-                batch: &[],
-                sums: &[],
-                m: Extent { size: m, a: am, b: 0, c: cm },
-                n: Extent { size: n, a: 0, b: bn, c: cn },
-                k: Extent { size: k, a: ak, b: bk, c: 0 },
-                accumulate: way % 2 == 1,
-                ragged,
-                dtype,
-                out,
-            };
-            let (mut a, mut b) = (numbers(11, na as usize), numbers(12, nb as usize));
-            for i in 0..m {
-                for t in 0..k {
-                    if i >= rows || t >= terms {
-                        a[(i as isize * am + t as isize * ak) as usize] = 0.0;
-                    }
-                }
-            }
-            for j in 0..n {
-                (terms..k).for_each(|t| b[(t as isize * bk + j as isize * bn) as usize] = 0.0);
-            }
-            let start = bytes(out, &numbers(13, nc as usize));
-            for unit in Unit::available() {
-                for threads in [1, 2] {
-                    let pool = Pool::new(threads);
-                    let mut scratch = vec![u64::MAX; threads * SCRATCH / 8];
-                    let mut run = |ragged, b: &[f64]| {
-                        let (a, b, mut c) = (bytes(dtype, &a), bytes(dtype, b), start.clone());
-                        let at = |x: &[u64]| x.as_ptr().cast::<u8>();
-                        // SAFETY: the vectors hold all that the extents reach, and the unit is one of this processor.
-                        unsafe {
-                            let to = c.as_mut_ptr().cast();
-                            product(ragged).run_on(unit, &pool, at(&a), at(&b), to, &mut scratch).unwrap();
-                        }
-                        c
-                    };
-                    let what = format!("{unit:?} {dtype}->{out} {m} {n} {k}, {threads} threads");
-                    let whole = run(false, &b);
-                    assert!(run(true, &b) == whole, "{what}");
-                    // No sum has a part of what stands behind all terms.
-                    let few = plan::Task::new(&product(true), unit.kernel(dtype, out)).few;
-                    if dtype == DType::F32 && out == DType::F32 && !few {
-                        let mut b = b.clone();
-                        (0..n).for_each(|j| {
-                            (terms..k).for_each(|t| b[(t as isize * bk + j as isize * bn) as usize] = f64::NAN);
-                        });
-                        assert!(run(true, &b) == whole, "{what}: zeros are multiplied");
-                    }
-                }
-            }
         }
     }
 }
