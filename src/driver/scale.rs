@@ -144,8 +144,13 @@ fn resized(g: &Graphs, s: &Sharding, name: &str, written: usize, uncut: usize, e
     let id = train.dims.iter().position(|d| d.name == name).map(|i| DimId(i as u32));
     let used = |d: &DimId| train.values.iter().any(|v| v.dims.contains(d));
     let Some(d) = id.filter(used) else {
-        // A loop of the source.
-        return (written > 2).then_some(2);
+        // A loop of the source; of stages, a turn for each of them.
+        let stages = s.plan.pipeline.as_ref().map_or(1, |p| p.schedule.chunks() as usize);
+        let of_axis = |p: &crate::elaborate::plan::Pipeline| s.plan.mesh[p.axis].size as usize;
+        let ranks = s.plan.pipeline.as_ref().map_or(1, of_axis);
+        let left = usize::from(!written.is_multiple_of(ranks * stages));
+        let turns = (ranks.min(2) * stages + left).max(2);
+        return (written > turns).then_some(turns);
     };
     let n = train.size(d);
     let pins = s.train.pins.iter().filter(|p| p.dim == d && !p.entries.is_empty());

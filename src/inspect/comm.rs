@@ -292,14 +292,31 @@ pub fn word(story: &Story, op: OpId) -> String {
 /// The path of a parameter that lies otherwise between steps than it is used, if a value is it (or a cast of it).
 pub fn stored(story: &Story, v: ValueId) -> Option<&str> {
     let g = &story.graph;
-    let mut op = g.def_op(v)?;
+    let mut op = g.def_op(outside(g, v))?;
     if let Op::Map(crate::types::MapOp::Cast(_)) = op.op {
-        op = g.def_op(op.args[0])?;
+        op = g.def_op(outside(g, op.args[0]))?;
     }
     let Op::Param(p) = op.op else { return None };
     let path = &g.params[p.index()].path;
     let s = story.storage.params.get(path)?;
     (s.between != s.compute).then_some(path)
+}
+
+/// What a loop takes a value from, if it is the same in all turns.
+fn outside(g: &Graph, v: ValueId) -> ValueId {
+    let mut v = v;
+    while let Def::BlockParam(k) = g.value(v).def {
+        let block = g.value(v).block;
+        let around = g.ops.iter().find_map(|o| match o.op {
+            Op::Loop { body, carries, .. } if body == block => Some((o, carries)),
+            _ => None,
+        });
+        match around {
+            Some((o, carries)) if k > carries => v = o.args[k as usize - 1],
+            _ => break,
+        }
+    }
+    v
 }
 
 /// What values are called.
@@ -348,6 +365,7 @@ impl<'a> Names<'a> {
     pub fn of(&self, v: ValueId) -> String {
         let g = &self.story.graph;
         let own = |v: ValueId| -> Option<String> {
+            let v = outside(g, v);
             match g.def_op(v).map(|o| &o.op) {
                 Some(Op::Param(p)) => return Some(g.params[p.index()].path.clone()),
                 Some(Op::State(s)) => return Some(g.states[s.index()].path.clone()),
