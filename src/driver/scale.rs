@@ -169,7 +169,7 @@ fn resized(g: &Graphs, s: &Sharding, name: &str, written: usize, uncut: usize, e
         let (old, few) = group(&zero.collect::<Vec<_>>());
         if n <= uncut {
             n
-        } else if n % old == 0 {
+        } else if n.is_multiple_of(old) {
             uncut.next_multiple_of(few)
         } else {
             uncut + 1
