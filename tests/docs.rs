@@ -163,6 +163,63 @@ fn commands_on_the_pages_exist() {
     }
 }
 
+/// Whether a command prints what a page shows of it: `..` stands for any lines, and at the end of a line for its rest.
+fn shows(shown: &[&str], printed: &[&str]) -> bool {
+    match (shown, printed) {
+        ([], _) => printed.is_empty(),
+        (["..", rest @ ..], _) => (0..=printed.len()).any(|n| shows(rest, &printed[n..])),
+        ([a, rest @ ..], [b, others @ ..]) => {
+            let alike = a.strip_suffix("..").map_or(a == b, |begin| b.starts_with(begin));
+            alike && shows(rest, others)
+        }
+        _ => false,
+    }
+}
+
+/// The commands in fences without a language, in a folder with the page's programs. Plans stand in fences of their own and belong to the
+/// first program. `BLESS=1` writes what differs, without anything left out.
+#[test]
+fn commands_on_the_page_on_parallelism_print_what_it_shows() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let at = folder.path();
+    let data = "examples/data/fables.txt";
+    std::fs::create_dir_all(at.join("examples/data")).expect("a folder");
+    std::fs::copy(root().join(data), at.join(data)).expect("the data");
+    let path = root().join("docs/parallelism.md");
+    let page = std::fs::read_to_string(&path).expect("the page");
+    let plans: String = fences(&page, "plan").into_iter().map(|(_, text)| text).collect();
+    for (k, (line, text)) in fences(&page, "pta").into_iter().enumerate() {
+        let name = name_of(&text).unwrap_or_else(|| panic!("line {line}: a program without a name"));
+        let more = if k == 0 { plans.as_str() } else { "" };
+        std::fs::write(at.join(name), format!("{text}{more}")).expect("the program");
+    }
+    let (mut right, mut wrong, mut seen) = (page.clone(), String::new(), 0);
+    for (line, text) in fences(&page, "") {
+        let Some((command, shown)) = text.split_once('\n') else { continue };
+        let Some(words) = command.strip_prefix("$ partita ") else { continue };
+        seen += 1;
+        let printed = run::succeeds(at, &words.split_whitespace().collect::<Vec<_>>());
+        if !shows(&shown.lines().collect::<Vec<_>>(), &printed.lines().collect::<Vec<_>>()) {
+            wrong += &format!("line {line}: {command}\n{printed}\n");
+            right = right.replacen(&text, &format!("{command}\n{printed}"), 1);
+        }
+    }
+    if std::env::var_os("BLESS").is_some() {
+        std::fs::write(&path, right).expect("the page can be written");
+    } else {
+        assert!(wrong.is_empty(), "docs/parallelism.md is out of date (BLESS=1 cargo test --test docs):\n{wrong}");
+    }
+    assert!(seen > 10, "only {seen} commands found");
+}
+
+#[test]
+fn what_is_left_out_on_a_page_may_be_anything() {
+    assert!(
+        shows(&["a", "..", "d"], &["a", "b", "c", "d"]) && shows(&["a", ".."], &["a"]) && shows(&["a .."], &["a 1"])
+    );
+    assert!(!shows(&["a", "..", "d"], &["a", "b"]) && !shows(&["a"], &["a", "b"]) && !shows(&["b .."], &["a 1"]));
+}
+
 /// A page that is made from something else: `BLESS=1` writes it.
 fn is_up_to_date(name: &str, text: &str) {
     let path = root().join("docs").join(name);

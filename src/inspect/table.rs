@@ -16,9 +16,10 @@ struct Row<'a> {
 /// A path or name with `*` for the numbers of turns.
 fn without_turns(text: &str) -> String {
     let plain = |part: &str| {
-        // `gradient of block.0.wq`: words, each a path.
+        // `gradient of block.0.wq`: words, each a path, or a number such as `0.25`.
         let words = part.split(' ').map(|w| {
-            let parts = w.split('.').map(|p| if p.parse::<u32>().is_ok() { "*" } else { p });
+            let path = !w.starts_with(|c: char| c.is_ascii_digit());
+            let parts = w.split('.').map(|p| if path && p.parse::<u32>().is_ok() { "*" } else { p });
             parts.collect::<Vec<_>>().join(".")
         });
         words.collect::<Vec<_>>().join(" ")
@@ -171,6 +172,7 @@ mod tests {
     fn turns_are_numbers_between_points() {
         assert_eq!(without_turns("gradient of block.3.w2"), "gradient of block.*.w2");
         assert_eq!(without_turns("dot[embed]"), "dot[embed]");
+        assert_eq!(without_turns("attention[key; scale = 0.25]"), "attention[key; scale = 0.25]");
     }
 
     #[test]
