@@ -2,12 +2,13 @@
 
 use partita::diag::render;
 use partita::driver::{Findings, Options, Request, pipeline, sharding};
-use partita::ir::{ENTRY, Op, print};
+use partita::ir::{ENTRY, Graph, Op, print};
+use partita::shard::Reason;
 use partita::source::Memory;
 use std::path::PathBuf;
 
-/// Bytes sent per rank and step, and the collectives as text.
-fn sent(source: &str, plan: &str) -> (f64, Vec<String>) {
+/// The program of a rank, and why its collectives are there.
+fn program(source: &str, plan: &str) -> (Graph, Vec<Option<Reason>>) {
     let path = PathBuf::from("m.pta");
     let mut world = Memory::default();
     world.0.insert(path.clone(), format!("{source}\nplan p {{\n{plan}\n}}\n"));
@@ -20,12 +21,17 @@ fn sent(source: &str, plan: &str) -> (f64, Vec<String>) {
     let fail = |f: Box<Findings>| -> ! { panic!("{plan}\n{}", render::text(&f.sink, &f.sources, false)) };
     let g = pipeline::graphs(&options, &world).unwrap_or_else(|f| fail(f));
     let p = sharding::programs(&g).unwrap_or_else(|f| fail(f)).expect("several ranks");
-    let (graph, reasons) = (&p.train.graph, &p.train.reasons);
+    (p.train.graph, p.train.reasons)
+}
+
+/// Bytes sent per rank and step, and the collectives as text.
+fn sent(source: &str, plan: &str) -> (f64, Vec<String>) {
+    let (graph, reasons) = program(source, plan);
     // Once a step, whatever the number of microbatches.
     let inside = graph.ops.iter().filter(|o| o.block != ENTRY);
     assert_eq!(inside.filter(|o| matches!(&o.op, Op::Collective(c) if !c.atoms.is_empty())).count(), 0);
     let total = reasons.iter().flatten().map(|r| r.bytes).sum();
-    let lines = print::print(graph);
+    let lines = print::print(&graph);
     let moves = |l: &&str| l.contains("collective[") && !l.contains("[slice");
     (total, lines.lines().filter(moves).map(str::to_string).collect())
 }
@@ -266,4 +272,17 @@ fn g_experts() {
     let plan = "shard experts by ep in Experts";
     at_most("g1", &experts(4), &format!("mesh ep = 4\nshard groups by ep\n{plan}"), 2_371_590.0);
     at_most("g2", &experts(8), &format!("mesh dp = 2, ep = 4\nshard groups by dp, ep\n{plan}"), 4_601_863.0);
+}
+
+#[test]
+fn gradients_of_all_layers_are_summed_over_microbatches_first() {
+    let plan = "mesh dp = 2, tp = 4\nshard batch by dp\nshard heads, mlp by tp\nmicrobatches 2";
+    let (graph, reasons) = program(GPT, plan);
+    let over_dp = |c: &partita::ir::Collective| c.atoms == [partita::mesh::Atom(0)];
+    let inside = graph
+        .ops
+        .iter()
+        .zip(&reasons)
+        .filter(|(o, r)| o.block != ENTRY && r.is_some() && matches!(&o.op, Op::Collective(c) if over_dp(c)));
+    assert_eq!(inside.count(), 0);
 }

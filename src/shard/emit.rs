@@ -15,6 +15,7 @@ use crate::mesh::reshard::{self, Kind, Step};
 use crate::mesh::{Atom, Cut, Layout, Order, Partial};
 use crate::types::{DType, MapOp, ReduceKind};
 use std::collections::HashMap;
+use std::rc::Rc;
 
 /// One array that holds a value.
 #[derive(Clone, Debug)]
@@ -34,7 +35,7 @@ struct Emitter<'s, 'a> {
     reasons: HashMap<OpId, Reason>,
     depth: usize,
     /// Nests of operations that do not speak for their class.
-    nests: HashMap<u32, Nest>,
+    nests: HashMap<u32, Rc<Nest>>,
 }
 
 pub fn emit(s: &State<'_>) -> Sharded {
@@ -126,12 +127,12 @@ impl Emitter<'_, '_> {
 
     /// The value in a layout; made from the form from which that takes least.
     fn form(&mut self, v: ValueId, want: &Layout, operation: OpId, why: Why) -> ValueId {
-        let shape = self.shape(v);
-        let bytes = self.s.g.value(v).dtype.bytes();
-        let usable: Vec<Form> = self.usable(v);
-        if let Some(f) = usable.iter().find(|f| f.layout == *want) {
+        if let Some(f) = self.usable(v).find(|f| f.layout == *want) {
             return f.value;
         }
+        let shape = self.shape(v);
+        let bytes = self.s.g.value(v).dtype.bytes();
+        let usable: Vec<Form> = self.usable(v).cloned().collect();
         let mesh = self.s.mesh;
         let mut best: Option<(reshard::Cost, &Form)> = None;
         for f in &usable {
@@ -152,7 +153,7 @@ impl Emitter<'_, '_> {
     }
 
     /// Forms that a use may take: parameters that are gathered again in the backward pass were not kept.
-    fn usable(&self, v: ValueId) -> Vec<Form> {
+    fn usable(&self, v: ValueId) -> impl Iterator<Item = &Form> {
         let all = self.forms.get(&v).expect("a value is made before its use");
         let again = match self.s.g.def_op(v).map(|o| &o.op) {
             Some(Op::Param(p)) => {
@@ -161,11 +162,9 @@ impl Emitter<'_, '_> {
             }
             _ => false,
         };
-        if !again || self.b.phase == Phase::Forward {
-            return all.clone();
-        }
+        let any = !again || self.b.phase == Phase::Forward;
         let first = &all[0].layout;
-        all.iter().filter(|f| f.layout == *first || f.phase != Phase::Forward).cloned().collect()
+        all.iter().filter(move |f| any || f.layout == *first || f.phase != Phase::Forward)
     }
 
     fn step(&mut self, v: ValueId, x: ValueId, step: &Step, reason: Reason) -> ValueId {
@@ -236,14 +235,9 @@ impl Emitter<'_, '_> {
 
     // ---- operations
 
-    fn nest(&mut self, id: OpId) -> Nest {
+    fn nest(&mut self, id: OpId) -> Rc<Nest> {
         let class = self.s.classes.of_op[id.index()];
-        if let Some(n) = self.nests.get(&class) {
-            return n.clone();
-        }
-        let n = nest(self.s.g, self.s.g.op(id));
-        self.nests.insert(class, n.clone());
-        n
+        self.nests.entry(class).or_insert_with(|| Rc::new(nest(self.s.g, self.s.g.op(id)))).clone()
     }
 
     /// Atoms over which an operand stays partial for this use.

@@ -133,19 +133,19 @@ fn enter(g: &mut Graph, block: BlockId, place: &Place, dim: DimId, depth: &[Opti
     // The backward pass reads the edges of the forward pass.
     let mut made: IndexMap<(ValueId, ScopeId), ValueId> = IndexMap::new();
     for id in ops {
-        let op = g.op(id).clone();
-        if op.phase != Phase::Update && depth[op.scope.index()].is_some() {
+        if g.op(id).phase != Phase::Update && depth[g.op(id).scope.index()].is_some() {
+            let op = g.op(id).clone();
             for i in 0..op.args.len() {
                 let a = op.args[i];
-                let value = g.value(a).clone();
                 let inside = g.def_op(a).is_some_and(|d| depth[d.scope.index()].is_some());
                 // Leaves are what rules make of them.
                 let leaf = g.def_op(a).is_none_or(|d| {
                     matches!(d.op, Op::Param(_) | Op::State(_) | Op::Constant(_) | Op::Iota(_)) || is_edge(d) && inside
                 });
-                if inside || leaf || !value.dims.contains(&dim) {
+                if inside || leaf || !g.value(a).dims.contains(&dim) {
                     continue;
                 }
+                let value = g.value(a).clone();
                 let root = root_of(g, op.scope);
                 let edge = *made.entry((a, root)).or_insert_with(|| {
                     let (v, o) = (ValueId(g.values.len() as u32), OpId(g.ops.len() as u32));
@@ -175,20 +175,39 @@ pub fn is_edge(op: &Operation) -> bool {
     matches!(&op.op, Op::Reshape { groups } if groups.is_empty())
 }
 
+/// The operation that reads each parameter and state: outside of updates, where there is one.
+struct Reads {
+    params: Vec<Option<OpId>>,
+    states: Vec<Option<OpId>>,
+}
+
+impl Reads {
+    fn new(g: &Graph) -> Reads {
+        let mut out = Reads { params: vec![None; g.params.len()], states: vec![None; g.states.len()] };
+        for (i, op) in g.ops.iter().enumerate() {
+            let slot = match op.op {
+                Op::Param(p) => &mut out.params[p.index()],
+                Op::State(s) => &mut out.states[s.index()],
+                _ => continue,
+            };
+            let better = slot.is_none_or(|o| g.op(o).phase == Phase::Update && op.phase != Phase::Update);
+            if better {
+                *slot = Some(OpId(i as u32));
+            }
+        }
+        out
+    }
+}
+
 /// The layouts of parameters and states that a training step has, by its rules.
 pub fn storage(g: &Graph, rules: &Rules) -> Storage {
     let pins = Pins::new(g, rules);
     let mut out = Storage::default();
-    let reads = |wanted: &dyn Fn(&Op) -> bool| {
-        g.ops
-            .iter()
-            .find(|o| o.phase != Phase::Update && wanted(&o.op))
-            .or_else(|| g.ops.iter().find(|o| wanted(&o.op)))
-    };
+    let reads = Reads::new(g);
     let zero: Vec<(Reach, &Zero)> = rules.zero.iter().map(|z| (Reach::new(g, z.place.as_ref()), z)).collect();
     for (i, p) in g.params.iter().enumerate() {
         let id = ParamId(i as u32);
-        let read = reads(&|op| *op == Op::Param(id));
+        let read = reads.params[i].map(|o| g.op(o));
         let compute: Vec<Cut> = match read {
             Some(op) => {
                 pins.facts(g, op, op.results[0]).into_iter().map(|f| f.map(|f| f.0).unwrap_or_default()).collect()
@@ -217,12 +236,11 @@ pub fn storage(g: &Graph, rules: &Rules) -> Storage {
         out.params.insert(p.path.clone(), stored);
     }
     for (i, s) in g.states.iter().enumerate() {
-        let id = StateId(i as u32);
         let of = s.path.split_once(':').map(|(_, param)| param);
-        let owner = of.and_then(|path| g.params.iter().position(|p| p.path == path));
+        let owner = of.and_then(|path| out.params.get_index_of(path));
         let cuts: Vec<Cut> = match (s.kind, owner) {
             (StateKind::Model | StateKind::Scaling | StateKind::Cache, _) | (_, None) => {
-                match reads(&|op| *op == Op::State(id)) {
+                match reads.states[i].map(|o| g.op(o)) {
                     Some(op) if op.phase != Phase::Update => {
                         let facts = pins.facts(g, op, op.results[0]);
                         facts.into_iter().map(|f| f.map(|f| f.0).unwrap_or_default()).collect()

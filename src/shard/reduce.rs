@@ -3,8 +3,8 @@
 //! Per atom, over the forward and backward program together (one graph of classes, so once for all turns of a loop in the source). Sources: operations that
 //! make a value partial. A partial value may be handed on by an operation that is linear in it and whose other operands can be
 //! had whole along the atom. Sinks: all other uses, outputs, and values that go from one turn of a loop to another (all turns
-//! run one program). The price of reducing at a value is the bytes from partial to its layout. The cheapest cut is taken; of several the one
-//! nearest to the sources.
+//! run one program). The price of reducing at a value is the bytes from partial to its layout. The cheapest cut is taken; of several one at
+//! a value that is reduced over an earlier atom too, else the one nearest to the sources.
 
 use super::explain::Reduced;
 use super::facts::State;
@@ -12,6 +12,7 @@ use super::nest::Along;
 use crate::ir::*;
 use crate::mesh::Atom;
 use crate::types::{MapOp, ReduceKind};
+use indexmap::IndexMap;
 use std::collections::{HashMap, HashSet, VecDeque};
 
 /// A value is partial over an atom when it is made.
@@ -47,15 +48,16 @@ pub fn place_reductions(s: &mut State<'_>) {
 /// By class of values: the operations that use it, with the number of the operand; and whether it leaves the program.
 struct Uses {
     of: Vec<Vec<(OpId, usize)>>,
-    leaves: Vec<bool>,
+    /// How often values of the class leave the program or a turn.
+    leaves: Vec<u32>,
     /// By class of the sum at the end of a turn: classes of the carry and of the loop's result, which are partial like it.
-    sums: HashMap<usize, [usize; 2]>,
+    sums: HashMap<usize, Vec<[usize; 2]>>,
 }
 
 impl Uses {
     fn new(s: &State<'_>) -> Uses {
         let count = s.classes.first.len();
-        let mut u = Uses { of: vec![Vec::new(); count], leaves: vec![false; count], sums: HashMap::new() };
+        let mut u = Uses { of: vec![Vec::new(); count], leaves: vec![0; count], sums: HashMap::new() };
         for id in &s.classes.speakers {
             for (i, a) in s.g.op(*id).args.iter().enumerate() {
                 u.of[s.classes.class(*a)].push((*id, i));
@@ -63,7 +65,7 @@ impl Uses {
         }
         let results = s.g.blocks.iter().flat_map(|b| &b.results);
         for v in s.g.outputs.iter().map(|o| &o.value).chain(results) {
-            u.leaves[s.classes.class(*v)] = true;
+            u.leaves[s.classes.class(*v)] += 1;
         }
         for id in &s.classes.speakers {
             u.accumulators(s, s.g.op(*id));
@@ -82,8 +84,8 @@ impl Uses {
             });
             let twice = block.results.iter().filter(|v| **v == block.results[c]).count() > 1;
             if adds && !twice && self.of[carry].len() == 1 && self.of[end].is_empty() && is_zero(s.g, op.args[c]) {
-                self.leaves[end] = false;
-                self.sums.insert(end, [carry, s.classes.class(op.results[c])]);
+                self.leaves[end] -= 1;
+                self.sums.entry(end).or_default().push([carry, s.classes.class(op.results[c])]);
             }
         }
     }
@@ -138,7 +140,7 @@ pub fn linear(g: &Graph, op: &Operation, i: usize) -> Linear {
 /// What depends linearly on values that are partial over an atom.
 struct Region {
     atom: Atom,
-    sources: HashMap<usize, ReduceKind>,
+    sources: IndexMap<usize, ReduceKind>,
     /// In the order in which they were reached.
     members: Vec<usize>,
     /// From a value to one that is made of it.
@@ -148,7 +150,8 @@ struct Region {
 
 impl Region {
     fn new(s: &State<'_>, uses: &Uses, atom: Atom) -> Region {
-        let mut r = Region { atom, sources: HashMap::new(), members: Vec::new(), edges: Vec::new(), sinks: Vec::new() };
+        let mut r =
+            Region { atom, sources: IndexMap::new(), members: Vec::new(), edges: Vec::new(), sinks: Vec::new() };
         let mut open: VecDeque<usize> = VecDeque::new();
         let mut known = vec![false; s.classes.first.len()];
         for id in &s.classes.speakers {
@@ -176,11 +179,12 @@ impl Region {
             r.members.push(class);
             let sums = r.sources.get(&class).is_none_or(|k| *k == ReduceKind::Sum);
             let stays = |(c, atoms): &(usize, Vec<Atom>)| {
-                uses.sums.get(&class).is_some_and(|[_, total]| total == c) && atoms.contains(&atom)
+                let totals = uses.sums.get(&class).into_iter().flatten();
+                totals.clone().any(|[_, total]| total == c) && atoms.contains(&atom)
             };
-            let mut sink = uses.leaves[class] || !sums || s.scattered.iter().any(stays);
+            let mut sink = uses.leaves[class] > 0 || !sums || s.scattered.iter().any(stays);
             if let (false, Some(more)) = (sink, uses.sums.get(&class)) {
-                for to in more {
+                for to in more.iter().flatten() {
                     r.edges.push((class, *to));
                     if !std::mem::replace(&mut known[*to], true) {
                         open.push_back(*to);
@@ -236,7 +240,7 @@ impl Region {
     fn told(self, s: &State<'_>) -> Reduced {
         let n = s.mesh.size(self.atom) as f64;
         // Prices are in sixteenths of bytes and one more.
-        let bytes = |c: &usize| (*c, (price(s, *c, self.atom) - 1) as f64 / 16.0 * (n - 1.0) / n);
+        let bytes = |c: &usize| (*c, (price(s, *c, self.atom) / 64 * 64) as f64 / 64.0 * (n - 1.0) / n);
         let (bytes, sources) = (self.members.iter().map(bytes).collect(), self.sources.keys());
         let mut sources: Vec<usize> = sources.copied().collect();
         sources.sort_unstable();
@@ -294,11 +298,17 @@ fn price(s: &State<'_>, class: usize, atom: Atom) -> u64 {
     let others = held.cuts.iter().flatten().filter(|e| e.atom != atom);
     let whole = s.g.bytes(v) as f64 / others.map(|e| s.mesh.size(e.atom) as f64).product::<f64>();
     let scattered = held.cuts.iter().flatten().any(|e| e.atom == atom);
-    ((if scattered { whole } else { 2.0 * whole }) * 16.0 * trips(s.g, s.g.value(v).block)) as u64 + 1
+    let bytes = if scattered { whole } else { 2.0 * whole };
+    // Of equal values one that is reduced over another atom anyway: the two are one collective.
+    let joint = s.partial[class].iter().any(|p| !p.rides);
+    (bytes * trips(s.g, s.g.value(v).block)) as u64 * 64 + if joint { 1 } else { 2 }
 }
 
 /// How often a block runs.
 fn trips(g: &Graph, block: BlockId) -> f64 {
+    if block == ENTRY {
+        return 1.0;
+    }
     let outer = g.ops.iter().find_map(|o| match o.op {
         Op::Loop { body, dim, .. } if body == block => Some((o.block, g.size(dim))),
         _ => None,
