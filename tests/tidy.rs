@@ -260,6 +260,15 @@ fn no_file_names_a_place_outside_the_repository() {
     assert!(wrong.is_empty(), "{wrong}");
 }
 
+/// A path without the line that it ends in, or the mark of a sentence.
+fn without_line(path: &str) -> &str {
+    let path = path.trim_end_matches(['.', ',', ':']);
+    match path.rsplit_once(':') {
+        Some((file, line)) if line.bytes().all(|b| b.is_ascii_digit()) => file,
+        _ => path,
+    }
+}
+
 #[test]
 fn files_that_the_readme_names_exist() {
     let mut wrong = String::new();
@@ -271,7 +280,7 @@ fn files_that_the_readme_names_exist() {
             let looks_like_a_file =
                 ["examples/", "docs/", "stdlib/", "tests/", "src/"].iter().any(|p| path.starts_with(p))
                     && !path.contains(['*', '<', '{', '|', '\'']);
-            if looks_like_a_file && !Path::new(&root()).join(path.trim_end_matches(['.', ',', ':'])).exists() {
+            if looks_like_a_file && !Path::new(&root()).join(without_line(path)).exists() {
                 let _ = writeln!(wrong, "{name} names {path}, which does not exist");
             }
         }

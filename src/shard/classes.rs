@@ -14,6 +14,8 @@ pub struct Classes {
     pub of_value: Vec<u32>,
     /// By class of values: the first value.
     pub first: Vec<ValueId>,
+    /// By class of values: how many there are.
+    pub count: Vec<u32>,
     /// By operation: the class.
     pub of_op: Vec<u32>,
     /// Operations that stand for all that are alike: of one class, with operands of the same classes. In program order; those of loop bodies
@@ -86,6 +88,7 @@ impl Classes {
         let mut c = Classes {
             of_value: vec![u32::MAX; g.values.len()],
             first: Vec::new(),
+            count: Vec::new(),
             of_op: vec![u32::MAX; g.ops.len()],
             speakers: Vec::new(),
             carried: Default::default(),
@@ -122,9 +125,11 @@ impl Classes {
             }
         }
         c.first = vec![ValueId(u32::MAX); values.0.len()];
+        c.count = vec![0; values.0.len()];
         for (v, class) in c.of_value.iter().enumerate().rev() {
             if *class != u32::MAX {
                 c.first[*class as usize] = ValueId(v as u32);
+                c.count[*class as usize] += 1;
             }
         }
         c

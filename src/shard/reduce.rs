@@ -240,7 +240,7 @@ impl Region {
     fn told(self, s: &State<'_>) -> Reduced {
         let n = s.mesh.size(self.atom) as f64;
         // Prices are in sixteenths of bytes and one more.
-        let bytes = |c: &usize| (*c, (price(s, *c, self.atom) / 64 * 64) as f64 / 64.0 * (n - 1.0) / n);
+        let bytes = |c: &usize| (*c, doubled(s, *c, self.atom) * (n - 1.0) / n);
         let (bytes, sources) = (self.members.iter().map(bytes).collect(), self.sources.keys());
         let mut sources: Vec<usize> = sources.copied().collect();
         sources.sort_unstable();
@@ -291,17 +291,23 @@ fn carries(s: &State<'_>, op: &Operation, i: usize, atom: Atom, known: &[bool]) 
     })
 }
 
-/// Bytes, in units that keep their order, to reduce a class of values over an atom.
-fn price(s: &State<'_>, class: usize, atom: Atom) -> u64 {
+/// Twice the bytes, of one value of a class, that reducing it over an atom takes in all microbatches: a scatter takes half of a
+/// whole reduction.
+fn doubled(s: &State<'_>, class: usize, atom: Atom) -> f64 {
     let v = s.classes.first[class];
     let held = &s.held[class];
     let others = held.cuts.iter().flatten().filter(|e| e.atom != atom);
     let whole = s.g.bytes(v) as f64 / others.map(|e| s.mesh.size(e.atom) as f64).product::<f64>();
     let scattered = held.cuts.iter().flatten().any(|e| e.atom == atom);
-    let bytes = if scattered { whole } else { 2.0 * whole };
+    (if scattered { whole } else { 2.0 * whole }) * trips(s.g, s.g.value(v).block)
+}
+
+/// What it costs to reduce a class of values over an atom.
+fn price(s: &State<'_>, class: usize, atom: Atom) -> u64 {
+    let bytes = doubled(s, class, atom) * f64::from(s.classes.count[class]);
     // Of equal values one that is reduced over another atom anyway: the two are one collective.
     let joint = s.partial[class].iter().any(|p| !p.rides);
-    (bytes * trips(s.g, s.g.value(v).block)) as u64 * 64 + if joint { 1 } else { 2 }
+    bytes as u64 * 64 + if joint { 1 } else { 2 }
 }
 
 /// How often a block runs.
