@@ -188,3 +188,60 @@ fn experts_on_their_ranks() {
     golden("moe", "tiny", &plans);
     golden("moe", "tiny_capacity", &plans[..3]);
 }
+
+const INLINE: &str = "
+use nn.{Linear, gelu}
+use optim.{sgd}
+dim batch = 8, inner = 6, mlp = 12, out = 5
+model Net(x: [batch, inner], y: [batch, out]) {
+    let up = Linear[inner, mlp]
+    let down = Linear[mlp, out]
+    let h = gelu(up(x)) @ [mlp: tp]
+    loss mean[batch, out](square(down(h) - y))
+}
+train Net {
+    optimizer sgd(lr = 0.1)
+    steps 2
+    seed 3
+}
+";
+
+#[test]
+fn a_layout_in_an_expression_and_one_of_a_name() {
+    same(INLINE, "mesh dp = 2, tp = 2\nshard batch by dp");
+    same(MLP, "mesh dp = 2, tp = 3\nshard batch by dp\nlayout Net.z @ [out: tp]");
+    same(MLP, "mesh dp = 2, tp = 2\nshard batch by dp\nshard mlp by tp\nreplicate mlp in Linear");
+}
+
+fn of_tokens(body: &str) -> String {
+    format!(
+        "use nn.{{Embedding}}\nuse optim.{{sgd}}
+dim batch = 4, seq = 8, vocab = 12, embed = 6
+model Net(tokens: int[batch, seq]) {{
+    let wte = Embedding[vocab, embed]
+    let x = wte(tokens)
+{body}
+    loss mean[batch, seq, embed](square(h))
+}}
+train Net {{\n    optimizer sgd(lr = 0.1)\n    steps 2\n    seed 3\n}}\n"
+    )
+}
+
+#[test]
+fn positions_may_be_read_and_written_anywhere() {
+    let bodies = [
+        "    let at = (tokens * 3) % seq\n    let h = x + x[seq = at]",
+        "    let (sorted, at) = sort[seq](x)\n    let h = x + sorted",
+        "    dim other = seq\n    param w: [seq, other] = normal(0.1)\n    let h = x + sum[seq](x) + sum[other](w + w[seq -> other, other -> seq])",
+    ];
+    for body in bodies {
+        for plan in ["mesh a = 2\nshard seq by a", "mesh a = 3\nshard seq by a", "mesh a = 2\nshard batch by a"] {
+            same(&of_tokens(body), plan);
+        }
+    }
+}
+
+#[test]
+fn zero_stays_away_from_dims_that_are_dealt_from_both_ends() {
+    same(GPT, "mesh a = 2, b = 2\nshard vocab by b { order = zigzag }\nzero 1 by a");
+}

@@ -125,6 +125,9 @@ impl Machine {
     }
 }
 
+/// Most ranks of one process, each of which is a thread with an arena.
+const MOST_RANKS: usize = 1024;
+
 /// A compiled program in this process.
 pub struct Compiled {
     machine: Machine,
@@ -141,6 +144,12 @@ impl Compiled {
         let params = recipe.params.iter().map(|p| find(&program.params, &p.name)).collect();
         let states = recipe.states.iter().map(|(s, _)| find(&program.states, &s.name)).collect();
         let watched = options.check_finite;
+        let ranks = program.mesh.ranks();
+        if ranks > MOST_RANKS {
+            let why = format!("the plan has {ranks} ranks, of which one process runs {MOST_RANKS} at most");
+            return Err(RuntimeError::new("E0505", why)
+                .help("make the mesh smaller, as in `--mesh dp=2`; `comm` and `verify` take any size"));
+        }
         let program = Arc::new(program);
         let machine = if program.mesh.ranks() == 1 {
             Machine::One(Box::new(Executor::new(program, options)?))

@@ -171,7 +171,9 @@ fn rules(plan: &ResolvedPlan, g: &Graph) -> Result<Rules, Box<Diagnostic>> {
             if entries.is_empty() && !r.axes.is_empty() {
                 continue;
             }
-            pins.push(Pin { dim: *dim, entries, place: r.scope.as_ref().map(|s| place(s, g)), strength, span: r.span });
+            let place =
+                r.scope.as_ref().map(|s| if r.kind == RuleKind::Inline { expression(s, g) } else { place(s, g) });
+            pins.push(Pin { dim: *dim, entries, place, strength, span: r.span });
         }
     }
     let zero = plan.zero.iter().map(|z| Zero {
@@ -221,9 +223,16 @@ fn deal(mesh: &Mesh, atoms: &[Atom], dims: &[DimId], g: &Graph) -> Option<Vec<Cu
     Some(cuts)
 }
 
+/// The expression that a layout is written at.
+fn expression(s: &PlanScope, g: &Graph) -> Place {
+    let made = s.values.first().and_then(|v| g.def_op(*v));
+    Place { roots: made.iter().map(|o| o.scope).collect(), site: made.and_then(|o| o.span), ..Place::default() }
+}
+
 fn place(s: &PlanScope, g: &Graph) -> Place {
     let name = s.values.first().and_then(|v| g.value(*v).name.clone());
     let named = s.named.then(|| name.or_else(|| s.text.rsplit('.').next().map(str::to_string))).flatten();
     let leaf = !s.params.is_empty() || !s.states.is_empty() || !s.values.is_empty();
-    Place { roots: s.roots.clone(), named: named.filter(|_| leaf), params: s.params.clone(), states: s.states.clone() }
+    let (params, states) = (s.params.clone(), s.states.clone());
+    Place { roots: s.roots.clone(), named: named.filter(|_| leaf), site: None, params, states }
 }

@@ -484,6 +484,18 @@ impl Emitter<'_, '_> {
             }
             _ => {}
         }
+        if let Op::Reshape { groups } = &op.op {
+            // Two dims may change places.
+            let mut own = Vec::with_capacity(groups.len());
+            for (from, to) in groups {
+                let from = from.iter().map(|d| self.dim_in(&layouts, &operands, *d)).collect();
+                own.push((from, to.iter().map(|d| self.dim_in(&layouts, &results, *d)).collect()));
+            }
+            if is_edge(op) {
+                return vec![args[0]];
+            }
+            return self.b.emit(Op::Reshape { groups: own }, &args, &types);
+        }
         let mut known = op.op.clone();
         if let Op::Attention(a) | Op::AttentionGrad(a) = &mut known {
             let query = self.dim_in(&layouts, &all, a.query);
@@ -504,9 +516,6 @@ impl Emitter<'_, '_> {
             renamed.insert(d, own);
         }
         let local = op.op.map_dims(&mut |d| renamed[&d]);
-        if is_edge(op) {
-            return vec![args[0]];
-        }
         self.b.emit(local, &args, &types)
     }
 

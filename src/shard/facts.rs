@@ -4,7 +4,7 @@ use super::classes::Classes;
 use super::nest::{Nest, nest};
 use super::{Pin, Place, Rules, Strength, Zero};
 use crate::ir::*;
-use crate::mesh::{Atom, Cut, Entry, Mesh, cut};
+use crate::mesh::{Atom, Cut, Entry, Mesh, Order, cut};
 use indexmap::IndexMap;
 
 /// How parameters and states lie between steps, by path; cuts in declared order of dims.
@@ -64,6 +64,10 @@ impl<'a> Pins<'a> {
     fn force(&self, k: usize, g: &Graph, op: &Operation, v: ValueId) -> Option<Force> {
         let pin: &Pin = &self.rules.pins[k];
         let Some(place) = &pin.place else { return Some((pin.strength, false, 0)) };
+        if let Some(site) = place.site {
+            let here = op.span == Some(site) && op.phase == Phase::Forward && place.roots.contains(&op.scope);
+            return here.then_some((pin.strength, true, g.scopes.len()));
+        }
         if let Some(name) = &place.named {
             let leaf = match &op.op {
                 Op::Param(p) => place.params.contains(p),
@@ -112,7 +116,7 @@ impl<'a> Pins<'a> {
 pub fn with_edges(g: &Graph, rules: &Rules) -> Graph {
     let mut out = g.clone();
     for pin in &rules.pins {
-        let Some(place) = pin.place.as_ref().filter(|p| p.named.is_none()) else { continue };
+        let Some(place) = pin.place.as_ref().filter(|p| p.named.is_none() && p.site.is_none()) else { continue };
         let reach = Reach::new(&out, Some(place));
         for block in 0..out.blocks.len() {
             enter(&mut out, BlockId(block as u32), place, pin.dim, &reach.depth);
@@ -271,7 +275,9 @@ fn with_zero(mesh: &Mesh, shape: &[usize], compute: &[Cut], atoms: &[Atom]) -> V
         cuts
     };
     let bytes = |cuts: &[Cut]| -> usize { cuts.iter().zip(shape).map(|(c, n)| cut::nominal(mesh, c, *n)).product() };
-    let best = (0..shape.len()).map(with).min_by_key(|cuts| bytes(cuts));
+    // What is dealt from both ends is not cut further.
+    let open = |at: &usize| compute[*at].last().is_none_or(|e| e.order == Order::Block);
+    let best = (0..shape.len()).filter(open).map(with).min_by_key(|cuts| bytes(cuts));
     best.filter(|_| !more.is_empty()).unwrap_or_else(|| compute.to_vec())
 }
 

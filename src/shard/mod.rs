@@ -64,6 +64,8 @@ pub struct Place {
     pub roots: Vec<ScopeId>,
     /// Only values of this name in the bodies themselves, and these parameters and states.
     pub named: Option<String>,
+    /// Only values of expressions that stand here, in the bodies themselves.
+    pub site: Option<Span>,
     pub params: Vec<ParamId>,
     pub states: Vec<StateId>,
 }

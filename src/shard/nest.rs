@@ -118,10 +118,12 @@ impl Maker<'_> {
                 self.rest_but(Parallel, &[(0, dims)]);
             }
             Op::Scatter { kind, removed, targets } => {
-                for d in removed {
-                    self.by_name(*d, Contract(*kind));
-                }
+                // A dim may be summed over and be that of the targets, too: these are two loops.
                 let result = self.op.args.len();
+                let operands: Vec<usize> = (0..result).collect();
+                for d in removed {
+                    self.only(&operands, *d, Contract(*kind));
+                }
                 for d in targets {
                     self.only(&[result], *d, Parallel);
                 }
@@ -145,10 +147,8 @@ impl Maker<'_> {
                 packed.iter().for_each(|d| self.by_name(*d, Whole));
                 self.rest(Parallel);
             }
-            Op::Draw { dim, .. } => {
-                self.by_name(*dim, Whole);
-                self.rest(Parallel);
-            }
+            // What is drawn depends on the place among all rows.
+            Op::Draw { .. } => self.rest(Whole),
             Op::Attention(a) => {
                 self.whole_of_attention(a);
                 self.rest(Parallel);
