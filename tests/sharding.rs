@@ -140,7 +140,8 @@ fn gpt_with_data_parallelism() {
 fn gpt_in_microbatches() {
     let of = |more: &str| format!("mesh dp = 2\nshard batch by dp\nmicrobatches 2\n{more}");
     let all = format!("mesh dp = 2, tp = 2\nshard batch by dp\n{TENSOR}\n{SEQUENCE}\nmicrobatches 2");
-    let plans = [of(""), of("zero 1 by dp"), of("zero 2 by dp"), of("zero 3 by dp"), all];
+    let idle = "mesh dp = 2, b = 2\nshard batch by dp\nmicrobatches 2\nzero 1 by dp, b".to_string();
+    let plans = [of(""), of("zero 1 by dp"), of("zero 2 by dp"), of("zero 3 by dp"), all, idle];
     golden("gpt", "tiny", &plans.each_ref().map(String::as_str));
 }
 

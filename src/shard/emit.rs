@@ -7,7 +7,7 @@
 use super::facts::{State, is_edge};
 use super::local::Local;
 use super::nest::{Along, Nest, nest};
-use super::reduce::{Linear, linear};
+use super::reduce::{Linear, is_zero, linear};
 use super::units::to_slot;
 use super::{Reason, Sharded, Story, Why};
 use crate::ir::*;
@@ -581,7 +581,13 @@ impl Emitter<'_, '_> {
         for c in 0..carries {
             let param = block.params[1 + c];
             let want = self.reordered(held(self.s, param), param, op.args[c]);
-            initial.push(self.form(op.args[c], &want, id, Why::Operand));
+            initial.push(if is_zero(g, op.args[c]) {
+                // Zeros are zeros in every layout, and parts of their own sum.
+                let dims = self.dims(op.args[c], &want);
+                self.b.splat_of(0.0, g.value(op.args[c]).dtype, &dims)
+            } else {
+                self.form(op.args[c], &want, id, Why::Operand)
+            });
         }
         let (place, phase) = ((op.span, op.scope), op.phase);
         let frame = self.b.begin_loop(dim, reverse, &initial);

@@ -92,7 +92,7 @@ impl Uses {
 }
 
 /// Whether a value is 0 everywhere.
-fn is_zero(g: &Graph, v: ValueId) -> bool {
+pub fn is_zero(g: &Graph, v: ValueId) -> bool {
     match g.def_op(v) {
         Some(Operation { op: Op::Broadcast { .. }, args, .. }) => is_zero(g, args[0]),
         Some(Operation { op: Op::Constant(Constant::Splat(x)), .. }) => *x == 0.0,

@@ -3,7 +3,7 @@
 //! Worked out anew from the program alone, so that a mistake of the passes before does not hide itself.
 
 use super::nest::{Along, nest};
-use super::reduce::{Linear, linear};
+use super::reduce::{Linear, is_zero, linear};
 use crate::ir::*;
 use crate::mesh::Atom;
 use crate::types::{MapOp, ReduceKind};
@@ -15,38 +15,65 @@ type Parts = BTreeSet<(Atom, ReduceKind)>;
 pub fn verify(g: &Graph) -> Result<(), String> {
     crate::ir::verify::verify(g)?;
     let mut parts: Vec<Parts> = vec![Parts::new(); g.values.len()];
-    let mut carried: Vec<(BlockId, usize)> = Vec::new();
-    for block in super::classes::inner_first(g).into_iter().rev() {
-        for id in &g.block(block).ops {
-            let op = g.op(*id);
-            if let Op::Loop { body, carries, .. } = op.op {
-                // Carries may be sums in parts; what is captured is as outside.
-                for (param, a) in g.block(body).params[1..].iter().zip(&op.args) {
-                    parts[param.index()] = parts[a.index()].clone();
-                }
-                for (r, a) in op.results.iter().zip(&op.args[..carries as usize]) {
-                    parts[r.index()] = parts[a.index()].clone();
-                }
-                carried.push((body, carries as usize));
-                continue;
-            }
-            let made = operation(g, op, &parts).map_err(|why| format!("{id}: {why}"))?;
-            for (r, p) in op.results.iter().zip(made) {
-                parts[r.index()] = p;
-            }
-        }
-        let carries = carried.iter().find(|(b, _)| *b == block).map_or(0, |c| c.1);
-        for (i, v) in g.block(block).results.iter().enumerate() {
-            let want = if i < carries { parts[g.block(block).params[1 + i].index()].clone() } else { Parts::new() };
-            if parts[v.index()] != want {
-                return Err(format!("{v} leaves a turn in other parts than it has to be"));
-            }
-        }
-    }
+    block(g, ENTRY, &mut parts)?;
     match g.outputs.iter().find(|o| !parts[o.value.index()].is_empty()) {
         Some(o) => Err(format!("output `{}` is in parts", o.name)),
         None => Ok(()),
     }
+}
+
+fn block(g: &Graph, id: BlockId, parts: &mut Vec<Parts>) -> Result<(), String> {
+    for id in &g.block(id).ops {
+        let op = g.op(*id);
+        if let Op::Loop { body, carries, .. } = op.op {
+            looped(g, op, body, carries as usize, parts).map_err(|why| format!("{id}: {why}"))?;
+            continue;
+        }
+        let made = operation(g, op, parts).map_err(|why| format!("{id}: {why}"))?;
+        for (r, p) in op.results.iter().zip(made) {
+            parts[r.index()] = p;
+        }
+    }
+    Ok(())
+}
+
+/// Parts as far as they follow when carries are taken for whole: what is added to zeros says what the sum is.
+fn guess(g: &Graph, body: BlockId, parts: &mut Vec<Parts>) {
+    for id in &g.block(body).ops {
+        let op = g.op(*id);
+        if let Op::Loop { body, carries, .. } = op.op {
+            let _ = looped(g, op, body, carries as usize, parts);
+            continue;
+        }
+        let riding = || op.args.iter().flat_map(|a| parts[a.index()].iter().copied()).collect::<Parts>();
+        let made = operation(g, op, parts).unwrap_or_else(|_| vec![riding(); op.results.len()]);
+        for (r, p) in op.results.iter().zip(made) {
+            parts[r.index()] = p;
+        }
+    }
+}
+
+/// Carries may be sums in parts, from zeros or from parts; what is captured is as outside.
+fn looped(g: &Graph, op: &Operation, body: BlockId, carries: usize, parts: &mut Vec<Parts>) -> Result<(), String> {
+    let Block { params, results, .. } = g.block(body);
+    for (param, a) in params[1..].iter().zip(&op.args) {
+        parts[param.index()] = parts[a.index()].clone();
+    }
+    guess(g, body, parts);
+    for (c, a) in op.args[..carries].iter().enumerate() {
+        if is_zero(g, *a) {
+            parts[params[1 + c].index()] = parts[results[c].index()].clone();
+        }
+    }
+    block(g, body, parts)?;
+    for (i, v) in results.iter().enumerate() {
+        let want = if i < carries { parts[params[1 + i].index()].clone() } else { Parts::new() };
+        if parts[v.index()] != want {
+            return Err(format!("{v} leaves a turn in other parts than it has to be"));
+        }
+        parts[op.results[i].index()] = want;
+    }
+    Ok(())
 }
 
 /// What of the results is partial.
@@ -70,7 +97,7 @@ fn operation(g: &Graph, op: &Operation, parts: &[Parts]) -> Result<Vec<Parts>, S
             Linear::No if !own.is_empty() => return Err(format!("{a} is in parts, in which it is not linear")),
             Linear::Product if !own.is_empty() => products += 1,
             // A summand that is whole would count once for each rank.
-            Linear::Sum if *own != riding && !is_neutral(g, *a) => return Err(format!("{a} is not in the same parts")),
+            Linear::Sum if *own != riding && !is_zero(g, *a) => return Err(format!("{a} is not in the same parts")),
             _ => {}
         }
     }
@@ -101,15 +128,11 @@ fn operation(g: &Graph, op: &Operation, parts: &[Parts]) -> Result<Vec<Parts>, S
     Ok(made)
 }
 
-fn is_neutral(g: &Graph, v: ValueId) -> bool {
-    matches!(g.def_op(v).map(|o| &o.op), Some(Op::Constant(Constant::Splat(x))) if *x == 0.0)
-}
-
 /// `where(coordinate == 0, x, 0)`
 fn first_only(g: &Graph, op: &Operation) -> Option<Atom> {
     let Op::Map(MapOp::Where) = op.op else { return None };
     let test = g.def_op(op.args[0])?;
-    let (Op::Map(MapOp::Eq), true) = (&test.op, is_neutral(g, op.args[2])) else { return None };
+    let (Op::Map(MapOp::Eq), true) = (&test.op, is_zero(g, op.args[2])) else { return None };
     match g.def_op(test.args[0])?.op {
         Op::Coordinate(a) => Some(a),
         _ => None,
