@@ -1,14 +1,9 @@
 //! Steps in microbatches against the same steps on the whole batch, in the reference interpreter.
 
-/// The environment with the data as a graph in microbatches takes them: the same, divided.
-fn divided(graph: &Graph, env: &Env) -> Env {
-    let inputs = graph.inputs.iter().zip(&env.inputs).map(|(i, t)| {
-        let shape = i.dims.iter().map(|d| graph.size(*d)).collect();
-        Tensor { shape, ..t.clone() }
-    });
-    Env { inputs: inputs.collect(), ..env.clone() }
-}
+#[path = "support/divided.rs"]
+mod divided;
 
+use divided::divided;
 use partita::autodiff;
 use partita::interp::{self, Env, Tensor};
 use partita::ir::{

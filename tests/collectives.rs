@@ -1,26 +1,17 @@
 //! Bytes that a training step sends per rank: at most what is least possible for plans that everybody knows.
 
-use partita::diag::render;
-use partita::driver::{Findings, Options, Request, pipeline, sharding};
+#[path = "support/plans.rs"]
+#[allow(dead_code)]
+mod plans;
+
+use partita::driver::sharding;
 use partita::ir::{ENTRY, Graph, Op, print};
 use partita::shard::Reason;
-use partita::source::Memory;
-use std::path::PathBuf;
 
 /// The program of a rank, and why its collectives are there.
 fn program(source: &str, plan: &str) -> (Graph, Vec<Option<Reason>>) {
-    let path = PathBuf::from("m.pta");
-    let mut world = Memory::default();
-    world.0.insert(path.clone(), format!("{source}\nplan p {{\n{plan}\n}}\n"));
-    let options = Options {
-        request: Request { path, ..Request::default() },
-        plan: Some("p".into()),
-        ranks: true,
-        ..Options::default()
-    };
-    let fail = |f: Box<Findings>| -> ! { panic!("{plan}\n{}", render::text(&f.sink, &f.sources, false)) };
-    let g = pipeline::graphs(&options, &world).unwrap_or_else(|f| fail(f));
-    let p = sharding::programs(&g).unwrap_or_else(|f| fail(f)).expect("several ranks");
+    let g = plans::graphs(&plans::planned(source, plan), plan);
+    let p = plans::sound(plan, sharding::programs(&g)).expect("several ranks");
     (p.train.graph, p.train.reasons)
 }
 
@@ -117,65 +108,36 @@ train Net {
 }
 ";
 
-const GPT: &str = "
-use nn.{Embedding, LayerNorm, LearnedPosition, Linear, attention, causal, gelu}
-use losses.{cross_entropy}
-use optim.{adamw}
-dim batch = 8, seq = 128, vocab = 512, embed = 256, heads = 8, head_dim = embed / heads, mlp = 4 * embed, depth = 4
-layer Attention(x: [batch, seq, embed]) -> [batch, seq, embed] {
-    dim key = seq
-    let query, keys, values = Linear[embed, (heads, head_dim)]
-    let out = Linear[(heads, head_dim), embed]
-    let k = keys(x)[seq -> key]
-    let v = values(x)[seq -> key]
-    out(attention[key, head_dim, head_dim, scale = 1 / sqrt(head_dim)](query(x), k, v, mask = causal[seq, key]()))
+fn gpt() -> String {
+    plans::gpt(
+        "batch = 8, seq = 128, vocab = 512, embed = 256, heads = 8, depth = 4",
+        "adamw(lr = 1e-3, beta2 = 0.95, weight_decay = 0.1)",
+    )
 }
-layer Block(x: [batch, seq, embed]) -> [batch, seq, embed] {
-    let norm1, norm2 = LayerNorm[embed]
-    let up = Linear[embed, mlp]
-    let down = Linear[mlp, embed]
-    let h = x + Attention(norm1(x))
-    h + down(gelu(up(norm2(h))))
-}
-model Gpt(tokens: int[batch, seq], targets: int[batch, seq]) {
-    let wte = Embedding[vocab, embed]
-    let wpe = LearnedPosition[seq, embed]
-    let norm = LayerNorm[embed]
-    let h = wte(tokens) + wpe()
-    for i in depth { h = Block(h) }
-    output logits = dot[embed](norm(h), wte.table)
-    loss mean[batch, seq](cross_entropy[vocab](logits, targets))
-}
-train Gpt {
-    optimizer adamw(lr = 1e-3, beta2 = 0.95, weight_decay = 0.1)
-    steps 20
-    seed 1
-}
-";
 
 #[test]
 fn c_heads_over_tp() {
     at_most("c1", ATTENTION, "mesh tp = 4\nshard heads by tp", 3_145_728.0);
-    at_most("c2", GPT, "mesh dp = 2, tp = 4\nshard batch by dp\nshard heads, mlp by tp", 16_417_796.0);
-    at_most("c3", GPT, "mesh dp = 4, tp = 4\nshard batch by dp\nshard heads, mlp by tp", 12_043_782.0);
+    at_most("c2", &gpt(), "mesh dp = 2, tp = 4\nshard batch by dp\nshard heads, mlp by tp", 16_417_796.0);
+    at_most("c3", &gpt(), "mesh dp = 4, tp = 4\nshard batch by dp\nshard heads, mlp by tp", 12_043_782.0);
 }
 
 #[test]
 fn d_sequence_over_tp() {
     let plan = "mesh dp = 2, tp = 4\nshard batch by dp\nshard heads, mlp by tp\nshard seq by tp in LayerNorm";
-    at_most("d1", GPT, plan, 17_231_876.0);
+    at_most("d1", &gpt(), plan, 17_231_876.0);
 }
 
 #[test]
 fn e_zero_3() {
     let plan = "mesh dp = 8\nshard batch by dp\nzero 3 by dp";
-    at_most("e1", GPT, &format!("{plan} {{ regather = never }}"), 23_263_744.0);
-    at_most("e2", GPT, plan, 34_895_616.0);
+    at_most("e1", &gpt(), &format!("{plan} {{ regather = never }}"), 23_263_744.0);
+    at_most("e2", &gpt(), plan, 34_895_616.0);
 }
 
 #[test]
 fn f_zero_1() {
-    at_most("f1", GPT, "mesh dp = 8\nshard batch by dp\nzero 1 by dp", 23_263_744.0);
+    at_most("f1", &gpt(), "mesh dp = 8\nshard batch by dp\nzero 1 by dp", 23_263_744.0);
 }
 
 const SEQ: &str = "
@@ -277,7 +239,7 @@ fn g_experts() {
 #[test]
 fn gradients_of_all_layers_are_summed_over_microbatches_first() {
     let plan = "mesh dp = 2, tp = 4\nshard batch by dp\nshard heads, mlp by tp\nmicrobatches 2";
-    let (graph, reasons) = program(GPT, plan);
+    let (graph, reasons) = program(&gpt(), plan);
     let over_dp = |c: &partita::ir::Collective| c.atoms == [partita::mesh::Atom(0)];
     let inside = graph
         .ops

@@ -3,7 +3,10 @@
 
 #[path = "support/backend.rs"]
 mod backend;
+#[path = "support/divided.rs"]
+mod divided;
 
+use divided::divided;
 use partita::autodiff;
 use partita::driver::{Request, check};
 use partita::elaborate::{Elab, Mode};
@@ -68,15 +71,6 @@ fn step_with(model: &str, slices: usize, precision: DType, sets: &[(&str, &str)]
         env.inputs.push(Tensor::new(input.dtype, sizes(&input.dims), data));
     }
     (graph, facts.sample_dim.unwrap(), env)
-}
-
-/// The environment with the data as a graph in microbatches takes them: the same, divided.
-fn divided(graph: &Graph, env: &Env) -> Env {
-    let inputs = graph.inputs.iter().zip(&env.inputs).map(|(i, t)| {
-        let shape = i.dims.iter().map(|d| graph.size(*d)).collect();
-        Tensor { shape, ..t.clone() }
-    });
-    Env { inputs: inputs.collect(), ..env.clone() }
 }
 
 fn near(name: &str, want: &Tensor, found: &Tensor, tolerance: f64) {

@@ -2,6 +2,8 @@
 
 #[path = "ranks/models.rs"]
 mod models;
+#[path = "support/plans.rs"]
+mod plans;
 #[path = "ranks/programs.rs"]
 mod programs;
 #[path = "support/ranks.rs"]

@@ -1,20 +1,14 @@
 //! Programs spread over ranks compute what one device computes.
 
-use partita::diag::render;
-use partita::driver::{Options, Request, verify};
-use partita::source::Memory;
-use std::path::PathBuf;
+#[path = "support/plans.rs"]
+#[allow(dead_code)]
+mod plans;
+
+use partita::driver::verify;
 
 fn verified(source: &str, plan: &str) -> verify::Report {
-    let path = PathBuf::from("m.pta");
-    let mut world = Memory::default();
-    world.0.insert(path.clone(), format!("{source}\nplan p {{\n{plan}\n}}\n"));
-    let options =
-        Options { request: Request { path, ..Request::default() }, plan: Some("p".into()), ..Options::default() };
-    match verify::verify(&options, &world, 2) {
-        Ok(report) => report,
-        Err(findings) => panic!("{plan}\n{}", render::text(&findings.sink, &findings.sources, false)),
-    }
+    let (world, options) = plans::planned(source, plan);
+    plans::sound(plan, verify::verify(&options, &world, 2))
 }
 
 fn same(source: &str, plan: &str) {
@@ -49,41 +43,12 @@ fn tensor_parallel() {
     same(MLP, "mesh tp = 2\nshard mlp by tp");
 }
 
-const GPT: &str = "
-use nn.{Embedding, LayerNorm, LearnedPosition, Linear, attention, causal, gelu_tanh}
-use losses.{cross_entropy}
-use optim.{adamw}
-dim batch = 4, seq = 8, vocab = 32, embed = 16, heads = 4, head_dim = embed / heads, mlp = 4 * embed, depth = 2
-layer Attention(x: [batch, seq, embed]) -> [batch, seq, embed] {
-    dim key = seq
-    let query, keys, values = Linear[embed, (heads, head_dim)]
-    let out = Linear[(heads, head_dim), embed]
-    let k = keys(x)[seq -> key]
-    let v = values(x)[seq -> key]
-    out(attention[key, head_dim, head_dim, scale = 1 / sqrt(head_dim)](query(x), k, v, mask = causal[seq, key]()))
+fn gpt() -> String {
+    plans::gpt(
+        "batch = 4, seq = 8, vocab = 32, embed = 16, heads = 4, depth = 2",
+        "adamw(lr = 1e-3, beta2 = 0.95, weight_decay = 0.1)",
+    )
 }
-layer Block(x: [batch, seq, embed]) -> [batch, seq, embed] {
-    let norm1, norm2 = LayerNorm[embed]
-    let up = Linear[embed, mlp]
-    let down = Linear[mlp, embed]
-    let h = x + Attention(norm1(x))
-    h + down(gelu_tanh(up(norm2(h))))
-}
-model Gpt(tokens: int[batch, seq], targets: int[batch, seq]) {
-    let wte = Embedding[vocab, embed]
-    let wpe = LearnedPosition[seq, embed]
-    let norm = LayerNorm[embed]
-    let h = wte(tokens) + wpe()
-    for i in depth { h = Block(h) }
-    output logits = dot[embed](norm(h), wte.table)
-    loss mean[batch, seq](cross_entropy[vocab](logits, targets))
-}
-train Gpt {
-    optimizer adamw(lr = 1e-3, beta2 = 0.95, weight_decay = 0.1)
-    steps 20
-    seed 1
-}
-";
 
 #[test]
 fn gpt_plans() {
@@ -96,32 +61,22 @@ fn gpt_plans() {
         "mesh dp = 2\nshard batch by dp\nzero 3 by dp",
         "mesh tp = 3\nshard heads, mlp, vocab by tp",
     ] {
-        same(GPT, plan);
+        same(&gpt(), plan);
     }
 }
 
-/// A file with other sizes, and plan lines.
-fn of_file(file: &str, preset: &str, sizes: &[(&str, &str)], plan: &str) -> verify::Report {
+/// A file at a preset.
+fn of_file(file: &str, preset: &str, plan: &str) -> verify::Report {
     let text = std::fs::read_to_string(file).expect("a file of the repository");
-    let path = PathBuf::from("m.pta");
-    let mut world = Memory::default();
-    world.0.insert(path.clone(), format!("{text}\nplan p {{\n{plan}\n}}\n"));
-    let request = Request {
-        path,
-        presets: (!preset.is_empty()).then(|| preset.to_string()).into_iter().collect(),
-        sets: sizes.iter().map(|(a, b)| (a.to_string(), b.to_string())).collect(),
-    };
-    let options = Options { request, plan: Some("p".into()), ..Options::default() };
-    match verify::verify(&options, &world, 2) {
-        Ok(report) => report,
-        Err(findings) => panic!("{file} {plan}\n{}", render::text(&findings.sink, &findings.sources, false)),
-    }
+    let (world, mut options) = plans::planned(&text, plan);
+    options.request.presets.push(preset.to_string());
+    plans::sound(plan, verify::verify(&options, &world, 2))
 }
 
 /// Each plan on the tiny sizes of a golden model.
 fn golden(model: &str, preset: &str, plans: &[&str]) {
     for plan in plans {
-        let r = of_file(&format!("tests/golden_models/{model}.pta"), preset, &[], plan);
+        let r = of_file(&format!("tests/golden_models/{model}.pta"), preset, plan);
         assert_eq!(r.differs, None, "{model} {plan}");
     }
 }
@@ -244,5 +199,5 @@ fn positions_may_be_read_and_written_anywhere() {
 
 #[test]
 fn zero_stays_away_from_dims_that_are_dealt_from_both_ends() {
-    same(GPT, "mesh a = 2, b = 2\nshard vocab by b { order = zigzag }\nzero 1 by a");
+    same(&gpt(), "mesh a = 2, b = 2\nshard vocab by b { order = zigzag }\nzero 1 by a");
 }

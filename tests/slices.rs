@@ -1,5 +1,9 @@
 //! Statistics of the batch by slices, in the reference interpreter: against separate steps on each slice.
 
+#[path = "support/divided.rs"]
+mod divided;
+
+use divided::divided;
 use partita::autodiff;
 use partita::diag::Diagnostic;
 use partita::driver::{Request, check};
@@ -247,11 +251,7 @@ fn slices_stay_whole_in_microbatches() {
         for parts in [2, 4] {
             let cut = accumulate(&whole.graph, whole.sample, parts).unwrap_or_else(|e| panic!("{e:?}"));
             verify::verify(&cut).unwrap();
-            let mut env = whole.env(0);
-            for (i, t) in cut.inputs.iter().zip(&mut env.inputs) {
-                t.shape = i.dims.iter().map(|d| cut.size(*d)).collect();
-            }
-            let found = interp::run(&cut, &env).unwrap();
+            let found = interp::run(&cut, &divided(&cut, &whole.env(0))).unwrap();
             for ((o, w), f) in whole.graph.outputs.iter().zip(&want).zip(&found) {
                 assert!(near(&w.data, &f.data), "{} in {parts}", o.name);
             }

@@ -1,7 +1,7 @@
 //! The command line of a built program: what it carries is trained, evaluated, sampled from.
 
 use super::args::{ColorChoice, EvalHow, TrainHow, threads};
-use super::output::{Output, grouped};
+use super::output::Output;
 use super::sample::How;
 use super::{Code, ERROR, OK, USAGE, eval, sample, train, usage};
 use crate::diag::Diagnostic;
@@ -12,6 +12,7 @@ use crate::driver::show;
 use crate::program::Program;
 use crate::runtime::exec::ExecOptions;
 use crate::source::SourceMap;
+use crate::types::grouped;
 use clap::{Parser, Subcommand};
 
 #[derive(Parser, Debug)]

@@ -1,12 +1,13 @@
 //! `partita check`: findings, and how large each model is.
 
 use super::args::CheckArgs;
-use super::output::{Output, grouped};
+use super::output::Output;
 use super::{Code, ERROR, OK};
 use crate::diag::render;
 use crate::driver::{Findings, Options, check, comm};
 use crate::source::Disk;
 use crate::types::counted;
+use crate::types::grouped;
 
 pub fn run(args: &CheckArgs, out: &mut Output) -> Code {
     let mut c = check::check(&args.source.request(), &Disk);

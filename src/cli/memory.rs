@@ -1,10 +1,11 @@
 //! `partita memory`: the exact peak, and who is to blame.
 
 use super::args::MemoryArgs;
-use super::output::{Output, grouped};
+use super::output::Output;
 use super::{Code, OK, train};
 use crate::driver::memory::{self, Needed};
 use crate::source::Disk;
+use crate::types::grouped;
 
 /// Lines by source that are shown.
 const SHOWN: usize = 20;

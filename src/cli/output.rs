@@ -89,22 +89,9 @@ impl Output {
     }
 }
 
-/// 837888 as `837,888`.
-pub fn grouped(n: u64) -> String {
-    let digits = n.to_string();
-    let mut out = String::with_capacity(digits.len() * 4 / 3);
-    for (i, c) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(c);
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
-    use super::grouped;
+    use crate::types::grouped;
 
     #[test]
     fn digits_are_grouped_by_three() {

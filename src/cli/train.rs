@@ -1,7 +1,7 @@
 //! `partita train`: progress while it runs, the loss curve at the end.
 
 use super::args::{EngineChoice, TrainArgs, TrainHow};
-use super::output::{Output, grouped};
+use super::output::Output;
 use super::progress::{Progress, fitting};
 use super::{Code, OK, profile};
 use crate::diag::{Diagnostic, Severity};
@@ -15,6 +15,7 @@ use crate::driver::{overwrite, pipeline, show};
 use crate::runtime::stop::StopFlag;
 use crate::source::{Disk, SourceMap};
 use crate::types::counted;
+use crate::types::grouped;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

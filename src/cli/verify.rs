@@ -1,11 +1,12 @@
 //! `partita verify`: a plan's program against the program of one device.
 
 use super::args::VerifyArgs;
-use super::output::{Output, grouped};
+use super::output::Output;
 use super::{Code, ERROR, OK};
 use crate::driver::scale::{self, Verified};
 use crate::source::Disk;
 use crate::types::counted;
+use crate::types::grouped;
 
 pub fn run(args: &VerifyArgs, threads: usize, out: &mut Output) -> Code {
     let done = match scale::verified(&args.compile.options(threads), args.steps, args.full, &Disk) {

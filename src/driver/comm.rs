@@ -95,7 +95,7 @@ impl Shown {
         let train = edit.of(&s.train, &self.graphs.train);
         let storage = shard::storage(&self.graphs.train, &train);
         let rules = if self.comm.step == "eval" { edit.of(&s.eval, &self.graphs.eval) } else { train };
-        let sharded = shard::shard(self.graph(), &rules, &storage).ok()?;
+        let sharded = shard::shard(self.graph(), &rules, &storage);
         let sources = &self.graphs.findings.sources;
         Some(Comm::of("", self.comm.mesh.clone(), self.comm.step, Some((&sharded, sources))))
     }

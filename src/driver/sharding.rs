@@ -3,7 +3,7 @@
 use super::findings::Outcome;
 use super::options::Options;
 use super::passes::internal;
-use super::pipeline::{Graphs, with};
+use super::pipeline::Graphs;
 use crate::check::plan::{Link, Order};
 use crate::diag::{Diagnostic, Sink};
 use crate::elaborate::Elab;
@@ -13,6 +13,7 @@ use crate::ir::{DimId, Graph};
 use crate::mesh::{self, Atom, Axis, Cut, Entry, Mesh};
 use crate::resolve::Program;
 use crate::shard::{self, Pin, Place, Rules, Sharded, Storage, Strength, Zero};
+use crate::stage;
 
 /// How a plan spreads the graphs of a training run over ranks.
 #[derive(Debug)]
@@ -34,12 +35,8 @@ impl Sharding {
     /// With the layouts that parameters and states have in the training step.
     pub fn on(mut self, train: &Graph) -> Sharding {
         // What is said of samples is said of those of a microbatch: ranks cut inside it.
-        let part = |dim: DimId| {
-            let name = format!("{}.part", train.dim(dim).name);
-            train.dims.iter().position(|d| d.name == name).map(|i| DimId(i as u32))
-        };
-        let more: Vec<Pin> =
-            self.train.pins.iter().filter_map(|p| Some(Pin { dim: part(p.dim)?, ..p.clone() })).collect();
+        let part = |p: &Pin| Some(Pin { dim: stage::part_of(train, p.dim)?, ..p.clone() });
+        let more: Vec<Pin> = self.train.pins.iter().filter_map(part).collect();
         self.train.pins.extend(more);
         Sharding { storage: shard::storage(train, &self.train), ..self }
     }
@@ -95,7 +92,7 @@ pub fn train(g: &Graphs) -> Outcome<Sharded> {
         None => {
             let rules = Rules::default();
             let storage = shard::storage(&g.train, &rules);
-            shard::shard(&g.train, &rules, &storage).map_err(|d| with(*d, &g.findings.sources))
+            Ok(shard::shard(&g.train, &rules, &storage))
         }
     }
 }
@@ -107,7 +104,7 @@ pub fn eval(g: &Graphs) -> Outcome<Option<Sharded>> {
 
 /// A graph of a rank, verified.
 fn one(name: &str, graph: &Graph, rules: &Rules, s: &Sharding, g: &Graphs) -> Outcome<Sharded> {
-    let mut out = shard::shard(graph, rules, &s.storage).map_err(|d| with(*d, &g.findings.sources))?;
+    let mut out = shard::shard(graph, rules, &s.storage);
     shard::verify(&out.graph).map_err(|why| internal(name, &why))?;
     out.warnings.extend(unasked::warnings(&out, rules, &g.findings.sources));
     Ok(out)
@@ -158,8 +155,8 @@ fn rules(plan: &ResolvedPlan, g: &Graph) -> Result<Rules, Box<Diagnostic>> {
             if let (Order::Zigzag, Some(last)) = (r.order, entries.last_mut()) {
                 last.order = mesh::Order::Zigzag;
             }
-            if entries.is_empty() && !r.axes.is_empty() && !atoms.is_empty() {
-                // Atoms that the major dims of the group have taken.
+            // Its atoms went to the major dims of the group, or are of one rank each: this says nothing of the dim.
+            if entries.is_empty() && !r.axes.is_empty() {
                 continue;
             }
             let strength = match r.kind {
@@ -167,10 +164,6 @@ fn rules(plan: &ResolvedPlan, g: &Graph) -> Result<Rules, Box<Diagnostic>> {
                 RuleKind::Layout => Strength::Layout,
                 RuleKind::Inline => Strength::Inline,
             };
-            // An axis of one rank cuts nothing and says nothing.
-            if entries.is_empty() && !r.axes.is_empty() {
-                continue;
-            }
             let place =
                 r.scope.as_ref().map(|s| if r.kind == RuleKind::Inline { expression(s, g) } else { place(s, g) });
             pins.push(Pin { dim: *dim, entries, place, strength, span: r.span });

@@ -11,7 +11,6 @@ use super::sharding::{self, Programs};
 use crate::diag::Diagnostic;
 use crate::interp::{self, Env, Tensor};
 use crate::ir::{DimId, Graph, InputId, Output, OutputKind};
-use crate::mesh::cut;
 use crate::source::{Span, World};
 use crate::types::DType;
 use crate::types::rng;
@@ -159,17 +158,10 @@ fn part_of(graph: &Graph, whole: &Env, rank: usize) -> Env {
 }
 
 /// For each place in a rank's part the flat index in the whole.
-fn places(g: &Graph, dims: &[DimId], rank: usize) -> Vec<Option<usize>> {
+pub fn places(g: &Graph, dims: &[DimId], rank: usize) -> Vec<Option<usize>> {
     let mut all: Vec<Option<usize>> = vec![Some(0)];
     for d in dims {
-        let (size, extent) = (g.size(*d), g.extent(*d));
-        let mut own: Vec<Option<usize>> = (0..size).map(Some).collect();
-        if let Some(c) = &g.dim(*d).cut {
-            own = vec![None; size];
-            for s in cut::spans_of(&g.mesh, &c.entries, c.extent, rank) {
-                (0..s.len).for_each(|i| own[s.local + i] = Some(s.global + i));
-            }
-        }
+        let (extent, own) = (g.extent(*d), g.places(*d, rank));
         all = all.iter().flat_map(|base| own.iter().map(move |i| Some((*base)? * extent + (*i)?))).collect();
     }
     all

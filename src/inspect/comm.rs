@@ -254,7 +254,7 @@ impl Reader<'_> {
             _ if stored(story, r.value).is_some() && r.why == Why::Operand => "stored in parts".into(),
             Why::Reduction if c.reduce.is_none() => "made in parts, kept whole".into(),
             Why::Reduction => reduced(story, r.value, &c.atoms),
-            Why::Operand | Why::Storage => format!("for {}", word(story, r.operation)),
+            Why::Operand => format!("for {}", word(story, r.operation)),
             Why::Result => format!("for the next turn of {}", word(story, r.operation)),
             Why::Output => match c.reduce {
                 Some(_) => reduced(story, r.value, &c.atoms),

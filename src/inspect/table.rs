@@ -1,8 +1,8 @@
 //! Collectives as a table for people.
 
 use super::comm::{Comm, Entry, phase_name};
-use super::grouped;
 use crate::ir::{CollectiveKind, Phase};
+use crate::types::grouped;
 use std::fmt::Write;
 
 /// A line: a collective, and how many there are like it in other turns of a loop of the source.

@@ -2,21 +2,7 @@
 
 use super::{Shared, walk};
 use crate::ir::*;
-use crate::mesh::cut;
-use crate::types::ReduceKind;
-
-/// For each place in a rank's buffer along a dim the index in the whole; none where nothing is real.
-fn places(g: &Graph, dim: DimId, rank: usize) -> Vec<Option<usize>> {
-    let d = g.dim(dim);
-    let Some(c) = &d.cut else { return (0..d.size).map(Some).collect() };
-    let mut all = vec![None; d.size];
-    for span in cut::spans_of(&g.mesh, &c.entries, c.extent, rank) {
-        for i in 0..span.len {
-            all[span.local + i] = Some(span.global + i);
-        }
-    }
-    all
-}
+use crate::mesh::algebra;
 
 /// For each element of an array over `order` (row-major) its index row-major over `logical`, counted in the wholes that the
 /// dims are parts of; 0 where nothing is real.
@@ -25,7 +11,7 @@ pub fn logical_index(g: &Graph, rank: usize, logical: &[DimId], order: &[DimId])
         let at = logical.iter().position(|l| l == d).expect("a draw has the dims that it counts over");
         logical[at + 1..].iter().map(|l| g.extent(*l)).product()
     };
-    let places: Vec<Vec<Option<usize>>> = order.iter().map(|d| places(g, *d, rank)).collect();
+    let places: Vec<Vec<Option<usize>>> = order.iter().map(|d| g.places(*d, rank)).collect();
     let strides: Vec<usize> = order.iter().map(stride).collect();
     let mut out = Vec::with_capacity(g.elements(order));
     walk::walk(&walk::sizes(g, order), &[], |_, index| {
@@ -51,7 +37,7 @@ pub fn run(g: &Graph, c: &Collective, op: &Operation, parts: &[Shared]) -> Vec<V
             }
             for (all, x) in out.iter_mut().zip(part) {
                 *all = match (*all, x) {
-                    (Some(a), Some(x)) => Some(combine(kind.expect("several parts are reduced"), a, x)),
+                    (Some(a), Some(x)) => algebra::combine(kind.expect("several parts are reduced"), a, x),
                     (a, x) => a.or(x),
                 };
             }
@@ -63,8 +49,8 @@ pub fn run(g: &Graph, c: &Collective, op: &Operation, parts: &[Shared]) -> Vec<V
 
 /// Writes what a member holds of a rank's elements.
 fn take(g: &Graph, from: (&[DimId], usize, &[f64]), to: (&[DimId], usize), out: &mut [Option<f64>]) {
-    let theirs: Vec<Vec<Option<usize>>> = from.0.iter().map(|d| places(g, *d, from.1)).collect();
-    let own: Vec<Vec<Option<usize>>> = to.0.iter().map(|d| places(g, *d, to.1)).collect();
+    let theirs: Vec<Vec<Option<usize>>> = from.0.iter().map(|d| g.places(*d, from.1)).collect();
+    let own: Vec<Vec<Option<usize>>> = to.0.iter().map(|d| g.places(*d, to.1)).collect();
     // Where the element of an index in the whole lies with the member.
     let find = |d: usize, global: usize| theirs[d].iter().position(|p| *p == Some(global));
     let table: Vec<Vec<Option<usize>>> =
@@ -78,26 +64,4 @@ fn take(g: &Graph, from: (&[DimId], usize, &[f64]), to: (&[DimId], usize), out: 
         }
         at += 1;
     });
-}
-
-fn combine(kind: ReduceKind, a: f64, b: f64) -> f64 {
-    match kind {
-        ReduceKind::Sum => a + b,
-        ReduceKind::Prod => a * b,
-        ReduceKind::Max | ReduceKind::Any => {
-            if a.is_nan() || b.is_nan() {
-                f64::NAN
-            } else {
-                a.max(b)
-            }
-        }
-        ReduceKind::Min | ReduceKind::All => {
-            if a.is_nan() || b.is_nan() {
-                f64::NAN
-            } else {
-                a.min(b)
-            }
-        }
-        ReduceKind::ArgMax | ReduceKind::ArgMin => unreachable!("no operator of parts"),
-    }
 }

@@ -24,7 +24,7 @@ mod rules;
 pub mod verify;
 
 pub use crate::mesh::CollectiveKind;
-use crate::mesh::{Atom, Entry, Mesh};
+use crate::mesh::{Atom, Entry, Mesh, cut};
 use crate::source::{SourceMap, Span};
 use crate::types::rng::Dist;
 use crate::types::{DType, MapOp, ReduceKind, ScanKind};
@@ -501,6 +501,17 @@ impl Graph {
 
     pub fn size(&self, id: DimId) -> usize {
         self.dims[id.index()].size
+    }
+
+    /// For each place of a rank's buffer along a dim the index in the whole; none where nothing is real.
+    pub fn places(&self, id: DimId, rank: usize) -> Vec<Option<usize>> {
+        let d = self.dim(id);
+        let Some(c) = &d.cut else { return (0..d.size).map(Some).collect() };
+        let mut all = vec![None; d.size];
+        for s in cut::spans_of(&self.mesh, &c.entries, c.extent, rank) {
+            (0..s.len).for_each(|i| all[s.local + i] = Some(s.global + i));
+        }
+        all
     }
 
     /// The extent of the whole that a dim is (a part of).

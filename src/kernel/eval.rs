@@ -99,7 +99,7 @@ impl Machine<'_> {
                 }
                 Action::Copy { from, to } => self.copy(*from, *to),
                 Action::Library(library) => self.library(library),
-                Action::Collective(_) => unimplemented!("exchanges are tested where they run"),
+                Action::Collective(_) => unreachable!("programs of many ranks run in `tests/ranks.rs`"),
                 Action::Loop(l) => {
                     for i in 0..l.trip {
                         let turn = if l.reverse { l.trip - 1 - i } else { i };
@@ -212,7 +212,7 @@ impl Machine<'_> {
             }
             Library::Attention(ref a) => self.attention(a),
             Library::AttentionGrad(ref g) => self.attention_grad(g),
-            Library::Draw { .. } => unimplemented!("draws of classes are tested where they run"),
+            Library::Draw { .. } => unreachable!("draws of classes run in `tests/exec.rs`"),
             Library::Random { out, dist, ref key } => {
                 let key = self.key(key);
                 for i in 0..self.routine.buffer(out).elements {

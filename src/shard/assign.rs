@@ -9,7 +9,7 @@
 
 use super::explain::{Choice, Priced};
 use super::facts::{Origin, State};
-use super::nest::{Along, Nest};
+use super::nest::{Along, Loop, Nest, slot_value};
 use super::propagate::{accept, cut_of, propagate};
 use crate::ir::*;
 use crate::mesh::{Atom, Cut, Entry, Order};
@@ -18,7 +18,7 @@ use std::collections::HashSet;
 /// Where an atom is in a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Role {
-    /// On the dim of a loop.
+    /// On the dim of a loop; `usize::MAX`: on one that is no loop's, or of one that cannot be cut.
     Cut(usize),
     /// On no dim.
     Free,
@@ -55,7 +55,7 @@ impl Assigner {
         let slots = nest.operands + op.results.len();
         let mut atoms: Vec<Atom> = Vec::new();
         for i in 0..slots {
-            let v = if i < nest.operands { op.args[i] } else { op.results[i - nest.operands] };
+            let v = slot_value(op, i);
             atoms.extend(s.held(v).cuts.iter().flatten().map(|e| e.atom));
         }
         atoms.sort_unstable();
@@ -63,7 +63,7 @@ impl Assigner {
         let mut chosen: Vec<(Atom, Option<usize>)> = Vec::new();
         let mut grown = false;
         for a in atoms {
-            let roles: Vec<Vec<Role>> = (0..slots).map(|i| self.roles(s, op, nest, i, a)).collect();
+            let roles: Vec<Role> = (0..slots).map(|i| role(s, op, nest, i, a)).collect();
             let (at, priced) = match agreed(s, op, nest, a) {
                 Some(l) => (Some(l), Vec::new()),
                 None => self.cheapest(s, op, nest, a, &roles, &chosen),
@@ -71,9 +71,8 @@ impl Assigner {
             let class = s.classes.of_op[id.index()];
             s.choices.insert((class, a), Choice { operation: id, atom: a, taken: at, priced });
             for (i, v) in op.args.iter().enumerate() {
-                let cut = roles[i].iter().any(|r| matches!(r, Role::Cut(_)));
-                let stays = at.is_some_and(|l| roles[i].contains(&Role::Cut(l)));
-                if cut && !stays && at.is_none_or(|l| nest.loops[l].slots[i].is_none()) {
+                let moves = roles[i] != Role::Free && at.is_none_or(|l| roles[i] != Role::Cut(l));
+                if moves && at.is_none_or(|l| nest.loops[l].slots[i].is_none()) {
                     self.gathered.insert((s.classes.class(*v), a));
                 }
             }
@@ -86,34 +85,18 @@ impl Assigner {
         ordered(s, op, nest, &chosen)
     }
 
-    /// The loops on which a slot has an atom; `usize::MAX`: a dim that no loop covers.
-    fn roles(&self, s: &State<'_>, op: &Operation, nest: &Nest, i: usize, a: Atom) -> Vec<Role> {
-        let v = if i < nest.operands { op.args[i] } else { op.results[i - nest.operands] };
-        let Some(at) = s.held(v).cuts.iter().position(|c| c.iter().any(|e| e.atom == a)) else {
-            return vec![Role::Free];
-        };
-        let on = |l: &super::nest::Loop| l.slots[i].is_some_and(|p| p.at == at);
-        let whole = |l: &super::nest::Loop, k: usize| {
-            l.along == Along::Whole || !cut_of(s, op, &nest.loops[k], i).is_some_and(|c| c.iter().any(|e| e.atom == a))
-        };
-        match nest.loops.iter().enumerate().find(|(_, l)| on(l)) {
-            Some((k, l)) if !whole(l, k) => vec![Role::Cut(k)],
-            _ => vec![Role::Cut(usize::MAX)],
-        }
-    }
-
     fn cheapest(
         &self,
         s: &State<'_>,
         op: &Operation,
         nest: &Nest,
         a: Atom,
-        roles: &[Vec<Role>],
+        roles: &[Role],
         chosen: &[(Atom, Option<usize>)],
     ) -> (Option<usize>, Vec<Priced>) {
         let mut candidates: Vec<Option<usize>> = Vec::new();
         for (k, l) in nest.loops.iter().enumerate() {
-            let here = roles.iter().any(|r| r.contains(&Role::Cut(k)));
+            let here = roles.contains(&Role::Cut(k));
             if l.along != Along::Whole && here {
                 candidates.push(Some(k));
             }
@@ -143,7 +126,7 @@ impl Assigner {
         nest: &Nest,
         a: Atom,
         at: Option<usize>,
-        roles: &[Vec<Role>],
+        roles: &[Role],
         chosen: &[(Atom, Option<usize>)],
     ) -> (f64, usize) {
         let n = s.mesh.size(a) as f64;
@@ -159,7 +142,7 @@ impl Assigner {
         for (i, v) in op.args.iter().enumerate() {
             let needed = at.filter(|l| nest.loops[*l].slots[i].is_some());
             let whole = local_bytes(s, *v, a);
-            match (roles[i][0], needed) {
+            match (roles[i], needed) {
                 (Role::Cut(x), Some(l)) if x == l => {}
                 (Role::Free, _) => {}
                 (Role::Cut(_), None) => {
@@ -175,7 +158,7 @@ impl Assigner {
             // What of the result is cut by atoms that were decided before.
             let whole = made_bytes(s, nest, *v, i, chosen);
             let made = at.map(|l| (l, nest.loops[l].slots[i].is_some(), nest.loops[l].along));
-            match (made, roles[i][0]) {
+            match (made, roles[i]) {
                 (None, _) => {}
                 (Some((l, true, _)), Role::Cut(x)) if x == l => {}
                 (Some((l, true, _)), Role::Free) => {
@@ -197,27 +180,36 @@ impl Assigner {
     }
 }
 
+/// Where a slot has an atom.
+fn role(s: &State<'_>, op: &Operation, nest: &Nest, i: usize, a: Atom) -> Role {
+    let cuts = |c: &Cut| c.iter().any(|e| e.atom == a);
+    let Some(at) = s.held(slot_value(op, i)).cuts.iter().position(cuts) else { return Role::Free };
+    let of = nest.loops.iter().position(|l| l.slots[i].is_some_and(|p| p.at == at));
+    let cuttable =
+        |k: &usize| nest.loops[*k].along != Along::Whole && cut_of(s, op, &nest.loops[*k], i).is_some_and(|c| cuts(&c));
+    Role::Cut(of.filter(cuttable).unwrap_or(usize::MAX))
+}
+
 /// The loop that facts agree on.
 fn agreed(s: &State<'_>, op: &Operation, nest: &Nest, a: Atom) -> Option<usize> {
-    let value = |i: usize| if i < nest.operands { op.args[i] } else { op.results[i - nest.operands] };
-    let fact = |l: &super::nest::Loop, i: usize| {
+    let fact = |l: &Loop, i: usize| {
         let Some(place) = l.slots[i] else { return true };
-        let fixed = s.held(value(i)).fixed[place.at];
+        let fixed = s.held(slot_value(op, i)).fixed[place.at];
         fixed && cut_of(s, op, l, i).is_some_and(|c| c.iter().any(|e| e.atom == a))
     };
     let slots = nest.operands + op.results.len();
-    let all = |l: &super::nest::Loop| l.along != Along::Whole && (0..slots).all(|i| fact(l, i));
-    let with_operand = |l: &super::nest::Loop| l.slots[..nest.operands].iter().any(Option::is_some);
-    let largest = |l: &super::nest::Loop| {
-        let sizes = (0..nest.operands).filter(|i| l.slots[*i].is_some()).map(|i| s.g.bytes(value(i)));
+    let all = |l: &Loop| l.along != Along::Whole && (0..slots).all(|i| fact(l, i));
+    let with_operand = |l: &Loop| l.slots[..nest.operands].iter().any(Option::is_some);
+    let largest = |l: &Loop| {
+        let sizes = (0..nest.operands).filter(|i| l.slots[*i].is_some()).map(|i| s.g.bytes(slot_value(op, i)));
         sizes.max().unwrap_or(0)
     };
     // A loop of one operand alone does not outvote one that another operand and the result are cut along.
-    let claimed = |l: &super::nest::Loop| {
+    let claimed = |l: &Loop| {
         let says = |i: usize| l.slots[i].is_some() && fact(l, i);
         l.along == Along::Parallel && (0..nest.operands).any(says) && (nest.operands..slots).any(says)
     };
-    let alone = |l: &super::nest::Loop| l.slots.iter().flatten().count() == 1;
+    let alone = |l: &Loop| l.slots.iter().flatten().count() == 1;
     let outvoted =
         |k: usize| alone(&nest.loops[k]) && nest.loops.iter().enumerate().any(|(j, other)| j != k && claimed(other));
     let mut best: Option<(usize, usize)> = None;

@@ -9,7 +9,7 @@
 //!
 //! Reading order: `nest.rs` (what an operation is to sharding), `classes.rs` (what repeats), `facts.rs` (what rules say of
 //! values), `propagate.rs` (what follows), `assign.rs` (which loops of an operation are cut), `reduce.rs` (where partial
-//! values are reduced), `emit.rs` (the graph of a rank), `explain.rs` (what was decided, to be told). The rules are written down in `docs/layouts.md`.
+//! values are reduced), `emit/` (the graph of a rank), `explain.rs` (what was decided, to be told). The rules are written down in `docs/layouts.md`.
 
 mod assign;
 mod classes;
@@ -114,14 +114,12 @@ pub enum Why {
     Result,
     /// The parts of a sum become the sum.
     Reduction,
-    /// A parameter is stored in parts and used as a whole.
-    Storage,
     /// A new parameter or state goes to its place, or an output leaves.
     Output,
 }
 
 /// Shards a graph; the layouts of its parameters and states are given by path, as [`storage`] says them for the training step.
-pub fn shard(graph: &Graph, rules: &Rules, storage: &Storage) -> Result<Sharded, Box<Diagnostic>> {
+pub fn shard(graph: &Graph, rules: &Rules, storage: &Storage) -> Sharded {
     let graph = facts::with_edges(graph, rules);
     let classes = classes::Classes::new(&graph);
     let mut state = facts::State::new(&graph, rules, storage, classes);
@@ -133,7 +131,7 @@ pub fn shard(graph: &Graph, rules: &Rules, storage: &Storage) -> Result<Sharded,
     let mut out = emit::emit(&state);
     out.story = Story::of(state);
     out.story.graph = graph;
-    Ok(out)
+    out
 }
 
 pub use explain::{Choice, Link, Priced, Story};

@@ -53,6 +53,11 @@ pub struct Nest {
     pub operands: usize,
 }
 
+/// The value of a slot.
+pub fn slot_value(op: &Operation, slot: usize) -> ValueId {
+    if slot < op.args.len() { op.args[slot] } else { op.results[slot - op.args.len()] }
+}
+
 struct Maker<'a> {
     g: &'a Graph,
     op: &'a Operation,

@@ -7,7 +7,7 @@
 //! change while the backward one is.
 
 use super::facts::{Origin, State};
-use super::nest::{Along, Loop, Nest, Tie};
+use super::nest::{Along, Loop, Nest, Tie, slot_value};
 use super::units::{to_loop, to_slot};
 use crate::ir::*;
 use crate::mesh::{Atom, Cut, Order};
@@ -57,22 +57,13 @@ fn sweep(s: &mut State<'_>, id: OpId, level: u32, phase: Phase) -> bool {
     changed
 }
 
-fn slot(op: &Operation, i: usize) -> ValueId {
-    if i < op.args.len() { op.args[i] } else { op.results[i - op.args.len()] }
-}
-
 /// A slot's cut along a loop, in turns.
 pub fn cut_of(s: &State<'_>, op: &Operation, l: &Loop, i: usize) -> Option<Cut> {
     let place = l.slots[i]?;
-    let v = slot(op, i);
+    let v = slot_value(op, i);
     let held = s.held(v);
-    let extent = s.g.size(dims_of_class(s, v)[place.at]);
+    let extent = s.g.size(s.g.value(v).dims[place.at]);
     Some(to_loop(s.mesh, &held.cuts[place.at], extent, l.extent, place.scale))
-}
-
-fn dims_of_class<'g>(s: &State<'g>, v: ValueId) -> &'g [DimId] {
-    let g: &'g Graph = s.g;
-    &g.value(v).dims
 }
 
 fn between(s: &mut State<'_>, id: OpId, op: &Operation, nest: &Nest, phase: Phase) -> bool {
@@ -143,9 +134,9 @@ fn offer(
     if cut.is_empty() {
         return false;
     }
-    let v = slot(op, to);
+    let v = slot_value(op, to);
     let cut = to_slot(s.mesh, cut, l.extent, place.scale);
-    accept(s, v, place.at, &cut, Origin::From(slot(op, from), id), phase)
+    accept(s, v, place.at, &cut, Origin::From(slot_value(op, from), id), phase)
 }
 
 /// The longest continuation of a dim's cut that is free.

@@ -41,6 +41,17 @@ pub fn accumulate(graph: &Graph, sample: DimId, parts: usize) -> Result<Graph, B
     Ok(prune::prune(&result))
 }
 
+/// The name of the dim of a sample dim's places in a microbatch.
+fn part_name(dim: &str) -> String {
+    format!("{dim}.part")
+}
+
+/// The dim of the places in a microbatch of a sample dim, in a graph in microbatches.
+pub fn part_of(graph: &Graph, dim: DimId) -> Option<DimId> {
+    let name = part_name(&graph.dim(dim).name);
+    graph.dims.iter().position(|d| d.name == name).map(|i| DimId(i as u32))
+}
+
 /// Parameters and states outlive microbatches, so none may have an element a sample.
 fn persistent(g: &Graph, samples: &Samples) -> Result<(), Box<Diagnostic>> {
     let params = g.params.iter().map(|p| ("parameter", &p.path, &p.dims, p.span));
@@ -240,7 +251,7 @@ impl<'a> Emission<'a> {
         let mut local = HashMap::new();
         for (d, size) in &samples.dims {
             let Dim { name, ragged, .. } = g.dim(*d).clone();
-            local.insert(*d, b.add_dim(&format!("{name}.part"), *size, ragged));
+            local.insert(*d, b.add_dim(&part_name(&name), *size, ragged));
         }
         let (outer, inner, starts) = (HashMap::new(), HashMap::new(), HashMap::new());
         let mut e =

@@ -9,5 +9,5 @@ pub mod accumulate;
 mod samplewise;
 pub mod slices;
 
-pub use accumulate::accumulate;
+pub use accumulate::{accumulate, part_of};
 pub use slices::slices;

@@ -8,7 +8,7 @@ pub mod rng;
 mod words;
 
 pub use map::{MapOp, ReduceKind, ScanKind};
-pub use words::counted;
+pub use words::{counted, grouped};
 
 /// The type of an element. There is no integer type but `I32` (it wraps).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, serde::Serialize, serde::Deserialize)]

@@ -1,34 +1,16 @@
 //! Whole models, spread by plans over the ranks of this process, beside one device.
 
-use super::support;
+use super::{plans, support};
 use partita::codegen::cpu::Target;
-use partita::diag::render;
-use partita::driver::pipeline::{self, Graphs};
-use partita::driver::{Options, Request, sharding};
+use partita::driver::{Options, sharding};
 use partita::ir::Graph;
 use partita::kernel::{self, Module};
 use partita::memory;
 use partita::program::Program;
 use partita::runtime::exec::{Array, ExecOptions, RankOptions, Ranks, RunArgs};
-use partita::source::{Memory, SourceMap};
+use partita::source::SourceMap;
 use partita::types::DType;
-use std::path::PathBuf;
 use std::sync::Arc;
-
-fn graphs(source: &str, plan: &str, precision: DType) -> Graphs {
-    let path = PathBuf::from("m.pta");
-    let mut world = Memory::default();
-    world.0.insert(path.clone(), format!("{source}\nplan p {{\n{plan}\n}}\n"));
-    let options = Options {
-        request: Request { path, ..Request::default() },
-        plan: Some("p".into()),
-        ranks: true,
-        precision: Some(precision),
-        ..Options::default()
-    };
-    pipeline::graphs(&options, &world)
-        .unwrap_or_else(|f| panic!("{plan}\n{}", render::text(&f.sink, &f.sources, false)))
-}
 
 fn program(train: &Graph, init: &Graph) -> Arc<Program> {
     let texts = SourceMap::default();
@@ -73,9 +55,9 @@ fn arrays(ranks: &Ranks) -> Vec<(String, Vec<f64>)> {
 }
 
 fn compare(source: &str, plan: &str, precision: DType, vocabulary: usize, tolerance: f64) {
-    let g = graphs(source, plan, precision);
-    let p = sharding::programs(&g);
-    let p = p.unwrap_or_else(|f| panic!("{plan}\n{}", render::text(&f.sink, &f.sources, false))).expect("many ranks");
+    let (world, options) = plans::planned(source, plan);
+    let g = plans::graphs(&(world, Options { precision: Some(precision), ..options }), plan);
+    let p = plans::sound(plan, sharding::programs(&g)).expect("many ranks");
     let mut one = started(program(&g.train, &g.init));
     let mut many = started(program(&p.train.graph, &p.init.graph));
     assert_eq!((one.ranks(), many.ranks()), (1, p.train.graph.mesh.ranks()));
@@ -110,41 +92,9 @@ fn near(one: &[f64], many: &[f64], tolerance: f64, what: &str) {
     }
 }
 
-const GPT: &str = "
-use nn.{Embedding, LayerNorm, LearnedPosition, Linear, attention, causal, gelu_tanh}
-use losses.{cross_entropy}
-use optim.{sgd}
-dim batch = 5, seq = 8, vocab = 33, embed = 16, heads = 4, head_dim = embed / heads, mlp = 4 * embed, depth = 2
-layer Attention(x: [batch, seq, embed]) -> [batch, seq, embed] {
-    dim key = seq
-    let query, keys, values = Linear[embed, (heads, head_dim)]
-    let out = Linear[(heads, head_dim), embed]
-    let k = keys(x)[seq -> key]
-    let v = values(x)[seq -> key]
-    out(attention[key, head_dim, head_dim, scale = 1 / sqrt(head_dim)](query(x), k, v, mask = causal[seq, key]()))
+fn gpt() -> String {
+    plans::gpt("batch = 5, seq = 8, vocab = 33, embed = 16, heads = 4, depth = 2", "sgd(lr = 0.5, momentum = 0.9)")
 }
-layer Block(x: [batch, seq, embed]) -> [batch, seq, embed] {
-    let norm1, norm2 = LayerNorm[embed]
-    let up = Linear[embed, mlp]
-    let down = Linear[mlp, embed]
-    let h = x + Attention(norm1(x))
-    h + down(gelu_tanh(up(norm2(h))))
-}
-model Gpt(tokens: int[batch, seq], targets: int[batch, seq]) {
-    let wte = Embedding[vocab, embed]
-    let wpe = LearnedPosition[seq, embed]
-    let norm = LayerNorm[embed]
-    let h = wte(tokens) + wpe()
-    for i in depth { h = Block(h) }
-    output logits = dot[embed](norm(h), wte.table)
-    loss mean[batch, seq](cross_entropy[vocab](logits, targets))
-}
-train Gpt {
-    optimizer sgd(lr = 0.5, momentum = 0.9)
-    steps 20
-    seed 1
-}
-";
 
 const PLANS: [&str; 8] = [
     "mesh dp = 2\nshard batch by dp",
@@ -160,13 +110,13 @@ const PLANS: [&str; 8] = [
 #[test]
 fn a_gpt_on_many_ranks_trains_as_on_one() {
     for plan in PLANS {
-        compare(GPT, plan, DType::F64, 33, 1e-9);
+        compare(&gpt(), plan, DType::F64, 33, 1e-9);
     }
 }
 
 #[test]
 fn a_gpt_in_f32_on_many_ranks_trains_as_on_one() {
     for plan in [PLANS[1], PLANS[4], PLANS[6]] {
-        compare(GPT, plan, DType::F32, 33, 2e-4);
+        compare(&gpt(), plan, DType::F32, 33, 2e-4);
     }
 }
