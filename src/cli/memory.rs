@@ -5,7 +5,7 @@ use super::output::Output;
 use super::{Code, OK, train};
 use crate::driver::memory::{self, Needed};
 use crate::source::Disk;
-use crate::types::grouped;
+use crate::types::{counted, grouped};
 
 /// Lines by source that are shown.
 const SHOWN: usize = 20;
@@ -30,12 +30,30 @@ pub fn run(args: &MemoryArgs, threads: usize, out: &mut Output) -> Code {
 fn table(n: &Needed, all: bool, out: &mut Output) {
     let r = &n.report;
     let peak = r.peak_bytes as u64;
-    out.line(format!("peak {} ({} bytes)", memory::show(peak), grouped(peak)));
+    let many = n.ranks > 1;
+    if let Some(plan) = n.plan.as_ref().filter(|_| many) {
+        let mesh: Vec<String> = n.mesh.iter().map(|(name, size)| format!("{name} = {size}")).collect();
+        out.line(format!("plan {plan}: {} ({}), all alike", mesh.join(", "), counted(n.ranks, "rank")));
+    }
+    let of = if many { " of each rank" } else { "" };
+    out.line(format!("peak{of} {} ({} bytes)", memory::show(peak), grouped(peak)));
     out.line(format!("in {}, at `{}`", r.peak_at.action, r.peak_at.value));
     if n.scratch_bytes > 0 {
         out.line(format!("beside it {} of working memory of the threads", memory::show(n.scratch_bytes as u64)));
     }
-    out.line(format!("while a checkpoint is written {} more", memory::show(n.checkpoint_bytes as u64)));
+    let once = if many { ", once for all ranks of a process" } else { "" };
+    out.line(format!("while a checkpoint is written {} more{once}", memory::show(n.checkpoint_bytes as u64)));
+    if let Some(one) = n.one_device {
+        let (share, all) = (peak as f64 / one as f64, n.ranks as f64 * peak as f64 / one as f64);
+        let one = memory::show(one as u64);
+        out.line(format!(
+            "one device needs {one}: {:.1} % of it on each rank, {all:.2} times as much in all",
+            100.0 * share
+        ));
+    }
+    for line in &n.uneven {
+        out.line(format!("uneven: {line}; every rank has room for the largest"));
+    }
     out.line("\nby category");
     for (name, bytes) in r.by_category.iter().filter(|(_, b)| **b > 0) {
         out.line(format!("  {name:<18} {:>14}", grouped(*bytes as u64)));

@@ -30,6 +30,7 @@ pub enum Stage {
 
 /// One form of a program; `model` chooses among several for the stages before gradients.
 pub fn text(stage: Stage, model: Option<&str>, options: &Options, world: &dyn World) -> Outcome<String> {
+    let options = &Options { ranks: true, ..options.clone() };
     match stage {
         Stage::Ast => {
             let c = sound(check::load(&options.request, world))?;
@@ -59,18 +60,18 @@ pub fn text(stage: Stage, model: Option<&str>, options: &Options, world: &dyn Wo
         }
         Stage::Kernel => {
             let g = pipeline::graphs(options, world)?;
-            Ok(kernel::print::print(&pipeline::lowered(&g, pipeline::ALL, &g.findings.sources, options)))
+            Ok(kernel::print::print(&pipeline::of_rank(&g, pipeline::ALL, &g.findings.sources, options)?))
         }
         Stage::Clif => {
             let g = pipeline::graphs(options, world)?;
             let target = pipeline::target()?;
-            let module = pipeline::lowered(&g, pipeline::ALL, &g.findings.sources, options);
+            let module = pipeline::of_rank(&g, pipeline::ALL, &g.findings.sources, options)?;
             let one = |(i, k): (usize, &kernel::Kernel)| format!("; k{i} {}\n{}", k.name, target.clif(k));
             Ok(module.kernels.iter().enumerate().map(one).collect::<Vec<_>>().join("\n"))
         }
         Stage::Vector => {
             let g = pipeline::graphs(options, world)?;
-            Ok(vector_text(&pipeline::lowered(&g, pipeline::ALL, &g.findings.sources, options)))
+            Ok(vector_text(&pipeline::of_rank(&g, pipeline::ALL, &g.findings.sources, options)?))
         }
     }
 }

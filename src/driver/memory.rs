@@ -3,38 +3,97 @@
 use super::findings::{Findings, Outcome, span_of};
 use super::options::Options;
 use super::pipeline::{self, Graphs};
-use super::weights;
+use super::{check, plan, weights};
 use crate::diag::Diagnostic;
+use crate::kernel::Module;
 use crate::memory::{self, Report};
-use crate::program::Source;
+use crate::mesh::{Mesh, cut};
+use crate::program::{Part, Program, Source};
 use crate::runtime::exec::scratch_bytes;
 use crate::source::World;
+use crate::types::grouped;
+use serde_json::{Map, Value, json};
 
-/// The plan's name and the report of its one rank.
+/// What a rank needs; on one device the only one. Buffers have the same size on all ranks: where parts are uneven, that of the
+/// largest.
 pub struct Needed {
     pub plan: Option<String>,
+    /// Names and sizes of the plan's axes.
+    pub mesh: Vec<(String, u64)>,
+    pub ranks: usize,
     pub report: Report,
-    /// Working memory of the threads, beside the report's.
+    /// Working memory of a rank's threads, beside the report's.
     pub scratch_bytes: usize,
-    /// The copy of parameters and states that is written in the background when a checkpoint is made.
+    /// The copy of parameters and states that is written in the background when a checkpoint is made: a whole one, once for
+    /// all ranks of a process.
     pub checkpoint_bytes: usize,
+    /// Dims whose parts are not of one size: `vocab 257 by tp: parts of 65 to 62`.
+    pub uneven: Vec<String>,
+    /// The peak of the same program on one device; none where it is on one.
+    pub one_device: Option<usize>,
     pub graphs: Graphs,
 }
 
 /// The peak of the routine that needs most: all routines share one arena.
 pub fn needed(options: &Options, world: &dyn World) -> Outcome<Needed> {
+    let options = &Options { ranks: true, ..options.clone() };
+    let mesh = plan::axes(options, &check::load(&options.request, world).program);
     let graphs = pipeline::graphs(options, world)?;
-    let mut module = pipeline::lowered(&graphs, pipeline::ALL, &graphs.findings.sources, options);
-    module.program.routines.iter_mut().for_each(memory::plan);
-    let program = &module.program;
+    let sources = &graphs.findings.sources;
+    let (report, program) = peak(pipeline::of_rank(&graphs, pipeline::ALL, sources, options)?)?;
+    let ranks = program.mesh.ranks();
+    let one_device = match ranks {
+        1 => None,
+        _ => Some(peak(pipeline::lowered(&graphs, pipeline::ALL, sources, options))?.0.peak_bytes),
+    };
+    let scratch_bytes = scratch_bytes(&program, (options.thread_count() / ranks).max(1));
+    let checkpoint_bytes = weights::saved_bytes(&graphs.recipe);
+    let uneven = uneven(&program);
+    let plan = options.plan.clone();
+    Ok(Needed { plan, mesh, ranks, report, scratch_bytes, checkpoint_bytes, uneven, one_device, graphs })
+}
+
+/// The report of the routine that needs most.
+fn peak(module: Module<'_>) -> Outcome<(Report, Program)> {
+    let mut program = module.program;
+    program.routines.iter_mut().for_each(memory::plan);
     // The first of equals: training comes first.
     let most = program.routines.iter().rev().max_by_key(|r| r.arena);
-    let report = most.map(|r| memory::report(program, r));
-    let scratch_bytes = scratch_bytes(program, options.thread_count());
+    let report = most.map(|r| memory::report(&program, r));
     let report = report.ok_or_else(|| super::passes::internal("plan memory", "there is no routine"))?;
-    drop(module);
-    let checkpoint_bytes = weights::saved_bytes(&graphs.recipe);
-    Ok(Needed { plan: options.plan.clone(), report, scratch_bytes, checkpoint_bytes, graphs })
+    Ok((report, program))
+}
+
+/// Dims of parameters, states and inputs of which ranks have unequal parts, each with the sizes of the parts.
+fn uneven(program: &Program) -> Vec<String> {
+    let mesh = &program.mesh;
+    let mut out: Vec<String> = Vec::new();
+    for slot in program.params.iter().chain(&program.states).chain(&program.inputs) {
+        for (name, part) in slot.dims.iter().zip(&slot.cut) {
+            let Some(part) = part.as_ref().filter(|p| !cut::even(mesh, &p.cut, p.extent)) else { continue };
+            let atoms: Vec<_> = part.cut.iter().map(|e| e.atom).collect();
+            let sizes = part_sizes(mesh, part);
+            let [most, least] = [sizes.iter().max(), sizes.iter().min()].map(|n| n.copied().unwrap_or(0) as u64);
+            let (name, by) = (name.split('.').next().unwrap_or(name), mesh.names(&atoms).join(", "));
+            let (extent, most, least) = (grouped(part.extent as u64), grouped(most), grouped(least));
+            let line = format!("{name} {extent} by {by}: parts of {most} to {least}");
+            if !out.contains(&line) {
+                out.push(line);
+            }
+        }
+    }
+    out
+}
+
+/// How many elements of a dim each coordinate of its cut holds.
+fn part_sizes(mesh: &Mesh, part: &Part) -> Vec<usize> {
+    let mut all: Vec<Vec<usize>> = vec![Vec::new()];
+    for e in &part.cut {
+        let size = mesh.size(e.atom);
+        all = all.iter().flat_map(|c| (0..size).map(move |i| [&c[..], &[i]].concat())).collect();
+    }
+    let held = |c: &Vec<usize>| cut::spans(mesh, &part.cut, part.extent, c).iter().map(|s| s.len).sum();
+    all.iter().map(held).collect()
 }
 
 impl Needed {
@@ -73,14 +132,19 @@ impl Needed {
 
     /// As `--json` prints it.
     pub fn json(&self) -> serde_json::Value {
-        let mut rank = serde_json::json!({"rank": 0, "stage": 0, "scratch_bytes": self.scratch_bytes,
+        let number = if self.ranks == 1 { json!(0) } else { (0..self.ranks).collect() };
+        let mut rank = json!({"rank": number, "stage": 0, "scratch_bytes": self.scratch_bytes,
             "checkpoint_bytes": self.checkpoint_bytes});
-        if let (Some(all), Ok(serde_json::Value::Object(report))) =
-            (rank.as_object_mut(), serde_json::to_value(&self.report))
-        {
+        if let (Some(all), Ok(Value::Object(report))) = (rank.as_object_mut(), serde_json::to_value(&self.report)) {
             all.extend(report);
         }
-        serde_json::json!({"plan": self.plan, "mesh": {}, "ranks": [rank]})
+        let mesh: Map<String, Value> = self.mesh.iter().map(|(name, size)| (name.clone(), json!(size))).collect();
+        let mut out = json!({"plan": self.plan, "mesh": mesh, "ranks": [rank]});
+        if let Some(bytes) = self.one_device {
+            out["one_device"] = json!({"peak_bytes": bytes});
+            out["uneven"] = json!(self.uneven);
+        }
+        out
     }
 }
 

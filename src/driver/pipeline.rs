@@ -196,11 +196,23 @@ pub fn program(
     Ok(module.program)
 }
 
-/// Routines as steps and kernels, without machine code.
+/// Routines as steps and kernels, without machine code, on one device.
 pub fn lowered<'s>(g: &Graphs, routines: &[&str], sources: &'s SourceMap, options: &Options) -> Module<'s> {
+    module([&g.train, &g.eval, &g.init], routines, sources, options)
+}
+
+/// The same of one of the ranks that the plan spreads it over.
+pub fn of_rank<'s>(g: &Graphs, routines: &[&str], sources: &'s SourceMap, options: &Options) -> Outcome<Module<'s>> {
+    Ok(match sharding::programs(g)? {
+        Some(p) => module([&p.train.graph, &p.eval.graph, &p.init.graph], routines, sources, options),
+        None => lowered(g, routines, sources, options),
+    })
+}
+
+fn module<'s>(graphs: [&Graph; 3], routines: &[&str], sources: &'s SourceMap, options: &Options) -> Module<'s> {
     let mut module = Module::new(sources);
-    for (name, graph) in [(TRAIN, &g.train), (EVAL, &g.eval), (INIT, &g.init)] {
-        if routines.contains(&name) {
+    for (name, graph) in ALL.iter().zip(graphs) {
+        if routines.contains(name) {
             module.add_pruned(name, graph.clone(), &options.lowering());
         }
     }

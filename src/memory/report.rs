@@ -66,6 +66,7 @@ pub fn report(program: &Program, routine: &Routine) -> Report {
         let s = &program.sources[source.0 as usize];
         *entries.entry((s.file.clone(), s.line, s.column, value.to_string(), category)).or_insert(0) += bytes;
     };
+    let mut gaps = 0;
     for slot in program.params.iter().chain(&program.states).chain(&program.inputs) {
         let category = match slot.role {
             Role::Param => Category::Parameters,
@@ -73,7 +74,8 @@ pub fn report(program: &Program, routine: &Routine) -> Report {
             Role::Model | Role::Average | Role::Scaling | Role::Cache => Category::State,
             Role::Input => Category::Data,
         };
-        add(slot.source, &slot.path, category, slot.reserved());
+        add(slot.source, &slot.path, category, slot.bytes());
+        gaps += slot.reserved() - slot.bytes();
     }
     let nowhere = crate::program::SourceId(0);
     add(nowhere, "constants", Category::Data, program.constants.len());
@@ -85,7 +87,8 @@ pub fn report(program: &Program, routine: &Routine) -> Report {
             add(buffer.source, &buffer.name, buffer.category, buffer.bytes());
         }
     }
-    add(nowhere, "gaps between buffers", Category::Workspace, routine.arena - in_use);
+    gaps += routine.arena - in_use;
+    add(nowhere, "gaps between buffers", Category::Workspace, gaps);
     entries.retain(|_, bytes| *bytes > 0);
 
     let mut by_category: IndexMap<&'static str, usize> = Category::ALL.iter().map(|c| (c.name(), 0)).collect();

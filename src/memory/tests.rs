@@ -33,7 +33,7 @@ fn reports_sum_to_the_peak() {
         assert_eq!(report.by_category.values().sum::<usize>(), report.peak_bytes);
         assert_eq!(report.by_source.iter().map(|e| e.bytes).sum::<usize>(), report.peak_bytes);
         assert_eq!(report.by_category.len(), Category::ALL.len());
-        assert_eq!(report.by_category["parameters"], module.program.params[0].reserved());
+        assert_eq!(report.by_category["parameters"], module.program.params[0].bytes());
         assert_eq!(report.peak_at.action, "train");
     }
 }

@@ -16,7 +16,7 @@
 use super::samplewise::{Class, Combine, Samples, classify};
 use crate::diag::Diagnostic;
 use crate::ir::*;
-use crate::types::{DType, MapOp};
+use crate::types::{DType, MapOp, ReduceKind};
 use std::collections::HashMap;
 
 /// The step in `parts` microbatches along `sample`.
@@ -208,6 +208,13 @@ impl Schedule {
     }
 }
 
+/// What a carry adds up: the sum of some totals.
+struct Joined {
+    total: ValueId,
+    combine: Combine,
+    parts: Vec<ValueId>,
+}
+
 struct Emission<'a> {
     g: &'a Graph,
     samples: &'a Samples,
@@ -321,9 +328,10 @@ impl<'a> Emission<'a> {
         }
         let targets = totals.iter().map(|t| t.0).chain(collected.iter().map(|c| c.0));
         let needed = self.needed(targets.collect());
+        let totals = self.joined(totals);
 
         let mut initial = Vec::new();
-        for (v, combine) in &totals {
+        for Joined { total: v, combine, .. } in &totals {
             self.stamp(self.g.def_op(*v).expect("totals are results"));
             let Value { dtype, dims, .. } = self.g.value(*v);
             let start = identity(*combine, *dtype);
@@ -345,10 +353,12 @@ impl<'a> Emission<'a> {
             self.inner = map;
         }
         let mut next = Vec::new();
-        for (i, (v, combine)) in totals.iter().enumerate() {
+        for (i, Joined { total: v, combine, parts }) in totals.iter().enumerate() {
             self.stamp(self.g.def_op(*v).expect("totals are results"));
             let so_far = frame.carries[i];
-            let part = self.b.cast(self.inner[v], self.b.dtype(so_far));
+            let own: Vec<ValueId> = parts.iter().map(|p| self.inner[p]).collect();
+            let part = own[1..].iter().fold(own[0], |sum, p| self.b.add(sum, *p));
+            let part = self.b.cast(part, self.b.dtype(so_far));
             next.push(match combine {
                 Combine::Same => part,
                 Combine::Reduce(kind) => self.b.map(kind.combining(), &[so_far, part]),
@@ -356,7 +366,7 @@ impl<'a> Emission<'a> {
         }
         let pieces: Vec<ValueId> = collected.iter().map(|(v, _)| self.inner[v]).collect();
         let (finals, stacked) = self.b.end_loop(frame, &next, &pieces);
-        for ((v, _), total) in totals.iter().zip(finals) {
+        for (Joined { total: v, .. }, total) in totals.iter().zip(finals) {
             self.stamp(self.g.def_op(*v).expect("totals are results"));
             let dtype = self.g.value(*v).dtype;
             let total = self.b.cast(total, dtype);
@@ -367,6 +377,33 @@ impl<'a> Emission<'a> {
             let whole = self.b.reshape(&[(vec![self.turns, self.local[d]], vec![*d])], pieces);
             self.outer.insert(*v, whole);
         }
+    }
+
+    /// Totals that are only added to one another are one total: a parameter that is used twice has one gradient.
+    fn joined(&self, totals: Vec<(ValueId, Combine)>) -> Vec<Joined> {
+        let g = self.g;
+        let mut uses = vec![0u32; g.values.len()];
+        let leaving = g.outputs.iter().map(|o| &o.value).chain(g.blocks.iter().flat_map(|b| &b.results));
+        g.ops.iter().flat_map(|o| &o.args).chain(leaving).for_each(|v| uses[v.index()] += 1);
+        let alone = |(total, combine)| Joined { total, combine, parts: vec![total] };
+        let mut all: Vec<Joined> = totals.into_iter().map(alone).collect();
+        for id in &g.block(ENTRY).ops {
+            let op = g.op(*id);
+            let (Op::Map(MapOp::Add), [a, b]) = (&op.op, &op.args[..]) else { continue };
+            let sum = op.results[0];
+            let at = |v: &ValueId| {
+                let alike = g.value(*v).dims == g.value(sum).dims && g.value(*v).dtype == g.value(sum).dtype;
+                let found = all.iter().position(|t| t.total == *v && t.combine == Combine::Reduce(ReduceKind::Sum));
+                found.filter(|_| alike && uses[v.index()] == 1)
+            };
+            if let (Some(i), Some(j)) = (at(a), at(b)) {
+                let more = std::mem::take(&mut all[j].parts);
+                all[i].parts.extend(more);
+                all[i].total = sum;
+                all.remove(j);
+            }
+        }
+        all
     }
 
     /// The operations of the loops that some values need, in order.

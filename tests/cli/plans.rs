@@ -53,6 +53,31 @@ fn the_only_plan_is_meant_unless_one_is_named() {
 }
 
 #[test]
+fn memory_is_that_of_a_rank() {
+    let folder = folder();
+    let report = |arguments: &[&str]| -> serde_json::Value {
+        let json = succeeds(folder.path(), &[&["memory", "two.pta", "--json"], arguments].concat());
+        serde_json::from_str(&json).expect("a report")
+    };
+    let of = |r: &serde_json::Value, category: &str| r["ranks"][0]["by_category"][category].as_u64().expect("bytes");
+    let one = report(&[]);
+    let two = report(&["--plan", "p"]);
+    assert_eq!((&two["mesh"]["tp"], &two["ranks"][0]["rank"]), (&2.into(), &serde_json::json!([0, 1])));
+    assert_eq!(two["one_device"]["peak_bytes"], one["ranks"][0]["peak_bytes"]);
+    assert_eq!(two["ranks"].as_array().map(Vec::len), Some(1));
+    // 12 of mlp: up 6 x 12 and its shift, down 12 x 5 are cut; the shift of down is not.
+    assert_eq!((of(&one, "parameters"), of(&two, "parameters")), (4 * (72 + 12 + 60 + 5), 4 * (36 + 6 + 30 + 5)));
+    // Parts of 3, 3, 3, 3, 0: the largest counts, and it is said.
+    let five = report(&["--plan", "p", "--mesh", "tp=5"]);
+    assert_eq!(of(&five, "parameters"), 4 * (18 + 3 + 15 + 5));
+    assert_eq!(five["uneven"], serde_json::json!(["mlp 12 by tp: parts of 3 to 0"]));
+    let text = succeeds(folder.path(), &["memory", "two.pta", "--plan", "q", "--mesh", "dp=4000"]);
+    assert!(text.starts_with("plan q: dp = 4000 (4000 ranks), all alike\npeak of each rank "), "{text}");
+    assert!(text.contains("uneven: batch 8 by dp: parts of 1 to 0; every rank has room"), "{text}");
+    fails(folder.path(), &["memory", "two.pta", "--plan", "q", "--limit", "1KiB"], 1, "E0604");
+}
+
+#[test]
 fn an_axis_of_one_rank_is_noted_and_does_nothing() {
     let folder = folder();
     let output = partita(folder.path(), &["comm", "one.pta", "--mesh", "tp=1"]);

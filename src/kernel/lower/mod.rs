@@ -23,6 +23,7 @@ mod library;
 mod order;
 mod pieces;
 mod prepare;
+mod purpose;
 pub(super) mod ranks;
 mod recompute;
 mod repeat;
@@ -120,6 +121,8 @@ struct Lowerer<'m, 's> {
     /// The parts of each such stack or concatenation.
     wholes: HashMap<ValueId, Vec<ValueId>>,
     cells: IndexMap<Place, BufferId>,
+    /// By value.
+    purposes: Vec<Category>,
     /// Places of operations that were asked for.
     sources: HashMap<(Option<Span>, ScopeId), program::SourceId>,
 }
@@ -173,6 +176,7 @@ pub(super) fn lower(module: &mut Module<'_>, name: &str, mut graph: Graph, optio
         parts: HashMap::new(),
         wholes: HashMap::new(),
         cells: IndexMap::new(),
+        purposes: purpose::purposes(&graph),
         sources: HashMap::new(),
         graph,
     };
@@ -263,7 +267,39 @@ impl Lowerer<'_, '_> {
             self.nodes.iter().filter(|n| !n.ops.is_empty()).count(),
             "kernels of {block} wait for each other"
         );
-        order
+        self.late_slices(order, &next)
+    }
+
+    /// Parts that are cut out of what lasts for the whole step are cut out where they are needed, not before.
+    fn late_slices(&self, order: Vec<usize>, next: &[Vec<usize>]) -> Vec<usize> {
+        let is_late = |i: usize| match &self.nodes[i].ops[..] {
+            [id] => {
+                let op = self.graph.op(*id);
+                let slices = matches!(&op.op, Op::Collective(c) if c.kind == CollectiveKind::Slice);
+                slices && matches!(self.buffer_place(op.args[0]), Some(Op::Param(_) | Op::State(_) | Op::Input(_)))
+            }
+            _ => false,
+        };
+        let mut waiting: Vec<Vec<usize>> = vec![Vec::new(); self.nodes.len()];
+        let mut at = vec![usize::MAX; self.nodes.len()];
+        order.iter().enumerate().for_each(|(k, i)| at[*i] = k);
+        let mut out = Vec::with_capacity(order.len());
+        for i in order.iter().copied() {
+            let first = next[i].iter().copied().min_by_key(|j| at[*j]);
+            match first.filter(|first| is_late(i) && !is_late(*first)) {
+                Some(first) => waiting[first].push(i),
+                None => {
+                    out.append(&mut waiting[i]);
+                    out.push(i);
+                }
+            }
+        }
+        out
+    }
+
+    /// The operation that makes what a value lies in.
+    fn buffer_place(&self, v: ValueId) -> Option<&Op> {
+        self.views[v.index()].as_ref().and_then(|view| self.graph.def_op(view.root)).map(|o| &o.op)
     }
 
     // ---- buffers
@@ -304,20 +340,11 @@ impl Lowerer<'_, '_> {
         }
         let Value { dtype, dims, name, def, .. } = self.graph.value(root).clone();
         let elements = self.graph.elements(&dims);
-        let (category, source, label) = match def {
-            Def::Op(op, _) => {
-                let o = self.graph.op(op);
-                let updates = |u: &OpId| self.graph.op(*u).phase == Phase::Update && self.graph.op(*u).block == o.block;
-                let category = match o.phase {
-                    Phase::Backward if self.users[root.index()].iter().any(updates) => Category::Gradients,
-                    Phase::Forward | Phase::Backward => Category::Activations,
-                    Phase::Update => Category::Workspace,
-                };
-                let label = op_word(&o.op);
-                (category, self.source(op), label)
-            }
-            Def::BlockParam(_) => (Category::Activations, program::SourceId(0), "carry"),
+        let (source, label) = match def {
+            Def::Op(op, _) => (self.source(op), op_word(&self.graph.op(op).op)),
+            Def::BlockParam(_) => (program::SourceId(0), "carry"),
         };
+        let category = self.purposes.get(root.index()).copied().unwrap_or(Category::Workspace);
         let name = name.unwrap_or_else(|| label.to_string());
         let place = Place::Arena(usize::MAX);
         let id = self.add_buffer(Buffer { place, dtype, elements, name, category, source });

@@ -31,12 +31,12 @@ impl Lowerer<'_, '_> {
         let order = self.orders[v.index()].clone();
         let was = |d: &DimId| c.dims.iter().find(|(_, to)| to == d).map_or(*d, |(from, _)| *from);
         let from_order: Vec<DimId> = order.iter().map(was).collect();
+        let before = steps.len();
         let from = self.canonical_or_copy(x, &from_order, id, steps);
-        let to = self.buffer(v);
-        let of_param = self.graph.def_op(self.view(x).root).is_some_and(|o| matches!(o.op, Op::Param(_)));
-        if of_param && c.kind == CollectiveKind::AllGather {
-            self.routine.buffers[to.index()].category = Category::GatheredParameters;
+        if steps.len() > before {
+            self.routine.buffers[from.index()].category = Category::Staging;
         }
+        let to = self.buffer(v);
         let cut = |d: DimId| self.graph.dim(d).cut.as_ref().map_or_else(Vec::new, |c| c.entries.clone());
         let dims = from_order.iter().zip(&order);
         let dims = dims.map(|(f, t)| Exchanged { extent: self.graph.extent(*t), from: cut(*f), to: cut(*t) }).collect();
