@@ -61,9 +61,7 @@ pub fn resolve(
     let (plan, sink) = train.resolve_plan(ast, &options.mesh);
     found.extend(sink);
     let plan = plan?;
-    // What is wrong with it was said.
-    let (other, _) = eval.resolve_plan(ast, &options.mesh);
-    let other = other?;
+    let other = eval.resolve_plan_again(ast, &options.mesh);
     let (rules, others) = match (rules(&plan, &train.b.graph), self::rules(&other, &eval.b.graph)) {
         (Ok(a), Ok(b)) => (a, b),
         (Err(d), _) | (_, Err(d)) => {

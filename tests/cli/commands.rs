@@ -83,7 +83,7 @@ fn settings_that_do_not_exist_are_errors() {
 #[test]
 fn plans_of_several_ranks_are_refused_with_a_cure() {
     let folder = tiny();
-    let text = fails(folder.path(), &["build", "tiny.pta", "--plan", "many"], 1, "E0507");
+    let text = fails(folder.path(), &["build", "tiny.pta", "-o", "tiny", "--plan", "many"], 1, "E0507");
     assert!(text.contains("8 ranks") && text.contains("--mesh dp=1,tp=1"), "{text}");
     fails(folder.path(), &["memory", "tiny.pta", "--mesh", "dp=2"], 1, "E0507");
     let text = fails(folder.path(), &["memory", "tiny.pta", "--plan", "singel"], 1, "E0509");

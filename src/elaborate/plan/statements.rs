@@ -26,6 +26,15 @@ impl<'a> Elab<'a> {
         ((!found.has_errors()).then_some(out), found)
     }
 
+    /// A plan that was found sound, in another walk of the model: statements about what is not there are left out, such as
+    /// those about dropout in evaluation.
+    pub fn resolve_plan_again(&mut self, plan: &ast::Plan, mesh: &[(String, u64)]) -> ResolvedPlan {
+        let kept = std::mem::take(&mut self.sink);
+        let out = self.lines(plan, mesh);
+        self.sink = kept;
+        out
+    }
+
     fn lines(&mut self, plan: &ast::Plan, sizes: &[(String, u64)]) -> ResolvedPlan {
         let mut out = ResolvedPlan {
             name: plan.name.text.clone(),
@@ -141,8 +150,8 @@ impl<'a> Elab<'a> {
     }
 
     /// A rule for each group, scope and size.
-    fn rules(&mut self, dims: &[Group], scopes: Option<Vec<Option<PlanScope>>>, rule: &Rule, out: &mut ResolvedPlan) {
-        for scope in scopes.unwrap_or_default() {
+    fn rules(&mut self, dims: &[Group], scopes: Vec<Option<PlanScope>>, rule: &Rule, out: &mut ResolvedPlan) {
+        for scope in scopes {
             for (group, g) in dims.iter().enumerate() {
                 for dims in self.plan_dims(g, scope.as_ref()).unwrap_or_default() {
                     let scope = scope.clone();
@@ -152,13 +161,12 @@ impl<'a> Elab<'a> {
         }
     }
 
-    /// The scopes of a statement; one None where it has none.
-    fn scopes(&mut self, scopes: &[Scope]) -> Option<Vec<Option<PlanScope>>> {
+    /// The scopes of a statement that are found; one None where it has none.
+    fn scopes(&mut self, scopes: &[Scope]) -> Vec<Option<PlanScope>> {
         if scopes.is_empty() {
-            return Some(vec![None]);
+            return vec![None];
         }
-        let found: Vec<_> = scopes.iter().map(|s| self.plan_scope(&s.path, &s.dims, s.span)).collect();
-        found.into_iter().map(|s| s.map(Some)).collect()
+        scopes.iter().map(|s| self.plan_scope(&s.path, &s.dims, s.span)).filter(Option::is_some).collect()
     }
 
     fn layout(&mut self, statement: usize, span: Span, at: &Scope, entries: &[LayoutEntry], out: &mut ResolvedPlan) {
@@ -397,7 +405,7 @@ impl<'a> Elab<'a> {
         }
         let axes = form::axes(axes, &out.mesh, &mut self.sink);
         let scopes = self.scopes(scopes);
-        let (Some(axes), Some(scopes)) = (axes, scopes) else { return };
+        let Some(axes) = axes else { return };
         for scope in scopes {
             let twice = out.zero.iter().find(|z| z.scope == scope);
             if let Some(first) = twice {
