@@ -186,6 +186,7 @@ fn kind(g: &Graph, op: &Operation) -> Vec<u8> {
         Op::Constant(Constant::Elements(_)) => Op::Constant(Constant::Elements(Vec::new())),
         other => other.clone(),
     };
-    let dims: Vec<&Vec<DimId>> = op.results.iter().map(|r| &g.value(*r).dims).collect();
+    // Operands that lack a dim that others have belong to another nest of loops: the first turn may begin with one.
+    let dims: Vec<&Vec<DimId>> = op.args.iter().chain(&op.results).map(|r| &g.value(*r).dims).collect();
     postcard::to_allocvec(&(2u8, plain, dims)).expect("plain data")
 }
