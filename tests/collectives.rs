@@ -5,7 +5,7 @@
 mod plans;
 
 use partita::driver::sharding;
-use partita::ir::{ENTRY, Graph, Op, print};
+use partita::ir::{CollectiveKind, ENTRY, Graph, Op, print};
 use partita::shard::Reason;
 
 /// The program of a rank, and why its collectives are there.
@@ -249,4 +249,32 @@ fn gradients_of_all_layers_are_summed_over_microbatches_first() {
     let what: Vec<String> =
         inside.map(|(o, _)| format!("{} {}", graph.scopes[o.scope.index()].path, o.results[0])).collect();
     assert_eq!(what, Vec::<String>::new());
+}
+
+/// Rows that neighbours read, and nothing more; nothing where windows lie side by side.
+#[test]
+fn windows_get_the_rows_around_a_block() {
+    let net = |side: usize, pad: usize| {
+        format!(
+            "use nn.{{Conv2d}}\nuse optim.{{sgd}}
+dim batch = 2, row = 16, col = 8, rgb = 3, c = 4, c2 = 4
+model Net(image: [batch, row, col, rgb], y: [batch, row, col, c2]) {{
+    let first = Conv2d[row, col, rgb, row, col, c, side = 1, pad = 0]
+    let conv = Conv2d[row, col, c, row, col, c2, side = {side}, pad = {pad}]
+    loss mean[batch, row, col, c2](square(conv(first(image)) - y))
+}}
+train Net {{\n    optimizer sgd(lr = 0.1)\n    steps 1\n    seed 3\n}}\n"
+        )
+    };
+    let halos = |side, pad, ranks: usize| -> f64 {
+        let (graph, reasons) = program(&net(side, pad), &format!("mesh sp = {ranks}\nshard row by sp"));
+        let moves = |o: &Op| matches!(o, Op::Collective(c) if c.kind == CollectiveKind::Permute);
+        let all = graph.ops.iter().zip(&reasons).filter(|(o, _)| moves(&o.op));
+        all.map(|(_, r)| r.as_ref().map_or(0.0, |r| r.bytes)).sum()
+    };
+    // A row: 2 of the batch, 8 columns, 4 channels. Two rows at each of three edges, to four ranks; as many come back.
+    let row = 2.0 * 8.0 * 4.0 * 4.0;
+    assert_eq!(halos(3, 1, 4), 2.0 * 2.0 * 3.0 / 4.0 * row);
+    assert_eq!(halos(5, 2, 4), 2.0 * 4.0 * 3.0 / 4.0 * row);
+    assert_eq!(halos(1, 0, 4), 0.0);
 }

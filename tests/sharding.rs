@@ -201,3 +201,21 @@ fn positions_may_be_read_and_written_anywhere() {
 fn zero_stays_away_from_dims_that_are_dealt_from_both_ends() {
     same(&gpt(), "mesh a = 2, b = 2\nshard vocab by b { order = zigzag }\nzero 1 by a");
 }
+
+#[test]
+fn windows_over_rows_in_parts() {
+    for rows in [8, 9] {
+        let net = plans::convolutions(rows);
+        for plan in [
+            "mesh sp = 2\nshard row, half, quarter, up by sp",
+            "mesh sp = 3\nshard row, half, quarter, up by sp",
+            "mesh dp = 2, sp = 2\nshard batch by dp\nshard row, half by sp",
+            "mesh sp = 2, wp = 2\nshard row, half, quarter, up by sp\nshard col, col2, col3, col4 by wp",
+            "mesh sp = 4\nshard quarter by sp",
+            "mesh sp = 2\nshard row by sp",
+            "mesh sp = 2, wp = 2\nshard row, half, quarter, up by sp, wp",
+        ] {
+            same(&net, plan);
+        }
+    }
+}

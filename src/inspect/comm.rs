@@ -255,6 +255,7 @@ impl Reader<'_> {
             Why::Reduction if c.reduce.is_none() => "made in parts, kept whole".into(),
             Why::Reduction => reduced(story, r.value, &c.atoms),
             Why::Operand => format!("for {}", word(story, r.operation)),
+            Why::Result if c.reduce.is_some() => format!("what {} adds across edges", word(story, r.operation)),
             Why::Result => format!("for the next turn of {}", word(story, r.operation)),
             Why::Output => match c.reduce {
                 Some(_) => reduced(story, r.value, &c.atoms),

@@ -182,12 +182,29 @@ impl Parser<'_> {
         loop {
             let atom = self.atom()?;
             let unit = if self.lex.accept("*")? { self.lex.whole()? } else { 1 };
-            let order = if self.lex.accept_word("zigzag")? { Order::Zigzag } else { Order::Block };
+            let order = self.order()?;
             entries.push(Entry { atom, unit, order });
             if !self.lex.accept(",")? {
                 return Ok(CutDim { extent, entries });
             }
         }
+    }
+
+    fn order(&mut self) -> Parsed<Order> {
+        if self.lex.accept_word("zigzag")? {
+            return Ok(Order::Zigzag);
+        }
+        if !self.lex.accept_word("halo")? {
+            return Ok(Order::Block);
+        }
+        let len = self.lex.whole()?;
+        let mut number = |word: &str| match self.lex.accept_word(word)? {
+            true => self.lex.whole::<i32>(),
+            false => Err(format!("`{word}` is expected")),
+        };
+        let (step, lead) = (number("step")?, number("lead")?);
+        let step = step.try_into().map_err(|_| format!("a step of {step}"))?;
+        Ok(Order::Halo { step, lead, len })
     }
 
     fn atom(&mut self) -> Parsed<Atom> {

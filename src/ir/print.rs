@@ -104,7 +104,11 @@ impl Printer<'_> {
         let Some(cut) = &d.cut else { return String::new() };
         let entries = cut.entries.iter().map(|e| {
             let unit = if e.unit == 1 { String::new() } else { format!(" * {}", e.unit) };
-            let order = if e.order == Order::Zigzag { " zigzag" } else { "" };
+            let order = match e.order {
+                Order::Block => String::new(),
+                Order::Zigzag => " zigzag".into(),
+                Order::Halo { step, lead, len } => format!(" halo {len} step {step} lead {lead}"),
+            };
             format!("{}{unit}{order}", atom_word(&self.g.mesh, e.atom))
         });
         format!(" of {} by {}", cut.extent, entries.collect::<Vec<_>>().join(", "))

@@ -2,6 +2,7 @@
 
 use super::verify::distinct;
 use super::*;
+use crate::mesh::Order;
 
 /// The same dims in any order.
 pub(super) fn same_dims(a: &[DimId], b: &[DimId]) -> bool {
@@ -430,7 +431,9 @@ impl Check<'_> {
                 return fail(format!("{} is no operator of parts", op.name()));
             }
             if let Some(d) = self.arg(0).dims.iter().find(|d| {
-                self.g.dim(**d).cut.as_ref().is_some_and(|c| c.entries.iter().any(|e| parts.contains(&e.atom)))
+                // Halos overlap: what several ranks have of an element is added up.
+                let blocks = |e: &Entry| parts.contains(&e.atom) && !matches!(e.order, Order::Halo { .. });
+                self.g.dim(**d).cut.as_ref().is_some_and(|c| c.entries.iter().any(blocks))
             }) {
                 return fail(format!("it reduces over what cuts `{}`", self.name(*d)));
             }

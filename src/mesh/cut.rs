@@ -4,6 +4,7 @@
 //! block i, of which only what lies below n is real: the last ranks may hold less, or nothing. A minor atom cuts the block
 //! of the major one in the same way (its nominal size, whatever part of it is real), so that gathering the minor atom gives
 //! exactly the major one's block. In zigzag order an atom of size a makes 2a blocks, and coordinate i holds blocks i and 2a - 1 - i.
+//! Blocks with a halo overlap: what windows on a rank read beside its own block. They are within a program only, no value's layout.
 
 use super::{Atom, Mesh};
 use serde::{Deserialize, Serialize};
@@ -31,6 +32,8 @@ pub enum Order {
     Block,
     /// Two blocks each, one from either end; only of the minor-most entry of a dim.
     Zigzag,
+    /// Coordinate i holds `len` elements from `i * step - lead` on, as far as there are such; only of the one entry of a dim.
+    Halo { step: u32, lead: i32, len: u32 },
 }
 
 /// How one dim is cut: entries, major first. Empty: not at all.
@@ -53,6 +56,7 @@ pub fn block(mesh: &Mesh, entry: &Entry, extent: usize) -> usize {
     match entry.order {
         Order::Block => extent.div_ceil(unit * parts) * unit,
         Order::Zigzag => 2 * (extent.div_ceil(unit * 2 * parts) * unit),
+        Order::Halo { len, .. } => len as usize,
     }
 }
 
@@ -75,7 +79,7 @@ pub fn even(mesh: &Mesh, cut: &[Entry], extent: usize) -> bool {
     let mut n = extent;
     cut.iter().all(|e| {
         let b = block(mesh, e, n);
-        let fits = b * mesh.size(e.atom) == n;
+        let fits = b * mesh.size(e.atom) == n && !matches!(e.order, Order::Halo { .. });
         n = b;
         fits
     })
@@ -101,6 +105,14 @@ pub fn spans(mesh: &Mesh, cut: &[Entry], extent: usize, coordinates: &[usize]) -
                     Span { global: from, local: k * half, len: (from + half).min(end) - from }
                 });
                 return runs.filter(|s| s.len > 0).collect();
+            }
+            Order::Halo { step, lead, len } => {
+                let from = *i as i64 * i64::from(step) - i64::from(lead);
+                let clamp = |x: i64| x.clamp(0, end as i64) as usize;
+                let (first, last) = (clamp(from), clamp(from + i64::from(len)));
+                let local = (first as i64 - from) as usize;
+                let run = Span { global: first, local, len: last.saturating_sub(first) };
+                return if run.len > 0 { vec![run] } else { Vec::new() };
             }
         }
     }
@@ -158,6 +170,22 @@ mod tests {
         // Six elements: blocks of two, the last of which is empty.
         let wanted: [&[(usize, usize)]; 2] = [&[(0, 2)], &[(2, 4), (4, 6)]];
         assert_eq!(lens(&mesh, &cut, 6), wanted);
+    }
+
+    #[test]
+    fn halos_overlap_and_end_with_the_whole() {
+        let mesh = Mesh::of(&[("a", 3)]);
+        let order = Order::Halo { step: 4, lead: 1, len: 6 };
+        let cut = [Entry { order, ..Entry::new(Atom(0)) }];
+        let wanted: [&[(usize, usize)]; 3] = [&[(0, 5)], &[(3, 9)], &[(7, 10)]];
+        assert_eq!(lens(&mesh, &cut, 10), wanted);
+        assert_eq!(spans_of(&mesh, &cut, 10, 0)[0].local, 1);
+        assert_eq!(nominal(&mesh, &cut, 10), 6);
+        // Each coordinate has room for as much as there is, and yet not all of it is real.
+        let order = Order::Halo { step: 4, lead: 0, len: 4 };
+        assert!(!even(&mesh, &[Entry { order, ..Entry::new(Atom(0)) }], 12));
+        // Beyond the end there is nothing.
+        assert_eq!(lens(&mesh, &[Entry { order, ..Entry::new(Atom(0)) }], 3), [&[(0, 3)][..], &[], &[]]);
     }
 
     #[test]

@@ -43,8 +43,13 @@ fn items(mesh: &Mesh, cut: &[Entry]) -> Vec<String> {
         let (name, taken) =
             if joins { (mesh.axes[axis].name.clone(), run) } else { (mesh.name(first.atom), &left[..1]) };
         let unit = if first.unit == 1 { String::new() } else { format!("*{}", first.unit) };
-        let zigzag = taken.last().is_some_and(|e| e.order == Order::Zigzag);
-        out.push(format!("{name}{unit}{}", if zigzag { " zigzag" } else { "" }));
+        let order = match taken.last().map(|e| e.order) {
+            Some(Order::Zigzag) => " zigzag",
+            // Of no value's layout, and so never read back.
+            Some(Order::Halo { .. }) => " halo",
+            Some(Order::Block) | None => "",
+        };
+        out.push(format!("{name}{unit}{order}"));
         left = &left[taken.len()..];
     }
     out

@@ -64,7 +64,7 @@ impl Assigner {
         let mut grown = false;
         for a in atoms {
             let roles: Vec<Role> = (0..slots).map(|i| role(s, op, nest, i, a)).collect();
-            let (at, priced) = match agreed(s, op, nest, a) {
+            let (at, priced) = match agreed(s, op, nest, a, &chosen) {
                 Some(l) => (Some(l), Vec::new()),
                 None => self.cheapest(s, op, nest, a, &roles, &chosen),
             };
@@ -97,7 +97,8 @@ impl Assigner {
         let mut candidates: Vec<Option<usize>> = Vec::new();
         for (k, l) in nest.loops.iter().enumerate() {
             let here = roles.contains(&Role::Cut(k));
-            if l.along != Along::Whole && here {
+            let full = l.along == Along::Shifted && chosen.iter().any(|c| c.1 == Some(k));
+            if l.along != Along::Whole && here && !full {
                 candidates.push(Some(k));
             }
         }
@@ -153,6 +154,9 @@ impl Assigner {
                 (Role::Cut(_), Some(_)) => add(share * whole / n, *v),
             }
         }
+        if let Some(halo) = at.and_then(|l| halo_bytes(s, op, nest, l, a, roles)) {
+            add(halo.0, halo.1);
+        }
         for (k, v) in op.results.iter().enumerate() {
             let i = nest.operands + k;
             // What of the result is cut by atoms that were decided before.
@@ -191,7 +195,7 @@ fn role(s: &State<'_>, op: &Operation, nest: &Nest, i: usize, a: Atom) -> Role {
 }
 
 /// The loop that facts agree on.
-fn agreed(s: &State<'_>, op: &Operation, nest: &Nest, a: Atom) -> Option<usize> {
+fn agreed(s: &State<'_>, op: &Operation, nest: &Nest, a: Atom, chosen: &[(Atom, Option<usize>)]) -> Option<usize> {
     let fact = |l: &Loop, i: usize| {
         let Some(place) = l.slots[i] else { return true };
         let fixed = s.held(slot_value(op, i)).fixed[place.at];
@@ -214,7 +218,8 @@ fn agreed(s: &State<'_>, op: &Operation, nest: &Nest, a: Atom) -> Option<usize> 
         |k: usize| alone(&nest.loops[k]) && nest.loops.iter().enumerate().any(|(j, other)| j != k && claimed(other));
     let mut best: Option<(usize, usize)> = None;
     for (k, l) in nest.loops.iter().enumerate() {
-        if with_operand(l) && all(l) && !outvoted(k) && best.is_none_or(|(_, b)| largest(l) > b) {
+        let full = l.along == Along::Shifted && chosen.iter().any(|c| c.1 == Some(k));
+        if with_operand(l) && all(l) && !full && !outvoted(k) && best.is_none_or(|(_, b)| largest(l) > b) {
             best = Some((k, largest(l)));
         }
     }
@@ -227,6 +232,27 @@ fn agreed(s: &State<'_>, op: &Operation, nest: &Nest, a: Atom) -> Option<usize> 
         return None;
     }
     nest.loops.iter().position(|l| !with_operand(l) && l.slots.iter().any(Option::is_some) && all(l))
+}
+
+/// What a window, or what it adds to, has with other ranks, and of which value; none where all of it is there.
+fn halo_bytes(s: &State<'_>, op: &Operation, nest: &Nest, l: usize, a: Atom, roles: &[Role]) -> Option<(f64, ValueId)> {
+    let (axes, x, y) = match &op.op {
+        Op::Window { axes, .. } if roles[0] != Role::Free => (axes, 0, nest.operands),
+        Op::Fold { axes } => (axes, 1, 0),
+        _ => return None,
+    };
+    let l = &nest.loops[l];
+    let (v, places) = (slot_value(op, x), slot_value(op, y));
+    if l.along != Along::Shifted {
+        return None;
+    }
+    let (d, to) = (s.g.value(v).dims[l.slots[x]?.at], s.g.value(places).dims[l.slots[y]?.at]);
+    let axis = axes.iter().find(|axis| axis.input == d)?;
+    let term = axis.terms.iter().position(|t| t.0 == to)?;
+    let extent = s.g.size(d);
+    let runs = super::halo::runs(s.g, s.mesh, axis, term, &Entry::new(a));
+    let foreign = super::halo::foreign(s.mesh, extent, &vec![Entry::new(a)], runs);
+    Some((foreign * local_bytes(s, v, a) / extent.max(1) as f64, v))
 }
 
 /// Bytes of a rank's part of a value, but for what one atom cuts.

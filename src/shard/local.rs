@@ -107,6 +107,12 @@ impl Local {
                 let first = b.map(MapOp::Lt, &[at, half]);
                 b.select(first, near, far)
             }
+            Order::Halo { step, lead, .. } => {
+                let size = Self::int(b, step as usize);
+                let offset = b.mul(c, size);
+                let offset = b.map_scalar(MapOp::Sub, offset, f64::from(lead));
+                b.add(offset, at)
+            }
         }
     }
 
@@ -125,9 +131,11 @@ impl Local {
         let mut mask: Option<ValueId> = None;
         for (k, e) in entries.iter().enumerate().rev() {
             at = self.outwards(b, at, e, sizes[k + 1]);
-            if sizes[k + 1] * b.graph.mesh.size(e.atom) != sizes[k] {
+            let halo = matches!(e.order, Order::Halo { .. });
+            if halo || sizes[k + 1] * b.graph.mesh.size(e.atom) != sizes[k] {
                 let n = Self::int(b, sizes[k]);
-                let inside = b.map(MapOp::Lt, &[at, n]);
+                let zero = Self::int(b, 0);
+                let inside = if halo { self.between(b, at, zero, n) } else { b.map(MapOp::Lt, &[at, n]) };
                 mask = Some(match mask {
                     None => inside,
                     Some(m) => b.map(MapOp::And, &[m, inside]),
@@ -185,6 +193,7 @@ impl Local {
                     let place = b.select(first, near, far);
                     (place, b.map(MapOp::Or, &[first, second]))
                 }
+                Order::Halo { .. } => unreachable!("only windows read a halo"),
             };
             at = near;
             mine = Some(match mine {

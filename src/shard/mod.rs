@@ -16,6 +16,7 @@ mod classes;
 mod emit;
 mod explain;
 mod facts;
+mod halo;
 mod local;
 mod nest;
 mod propagate;

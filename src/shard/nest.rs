@@ -2,6 +2,7 @@
 //!
 //! The whole of what sharding knows of an operation; propagation, assignment and emission are the same for all.
 
+use super::halo;
 use crate::ir::*;
 use crate::types::ReduceKind;
 
@@ -10,6 +11,8 @@ use crate::types::ReduceKind;
 pub enum Along {
     /// Turns are independent, and the result has the dim.
     Parallel,
+    /// Turns are independent and the result has the dim, but a turn reads, or adds to, elements around its own.
+    Shifted,
     /// The result lacks the dim: what turns give is combined.
     Contract(ReduceKind),
     /// Turns need each other: it cannot be cut.
@@ -108,13 +111,8 @@ impl Maker<'_> {
                 self.rest(Parallel);
             }
             Op::Reshape { groups } => self.reshape(groups),
-            Op::Window { axes, .. } | Op::Fold { axes } => {
-                for a in axes {
-                    self.by_name(a.input, Whole);
-                    a.terms.iter().for_each(|(d, _)| self.by_name(*d, Whole));
-                }
-                self.rest(Parallel);
-            }
+            Op::Window { axes, .. } => self.windows(axes, 0, self.op.args.len()),
+            Op::Fold { axes } => self.windows(axes, 1, 0),
             Op::Gather { dims, .. } => {
                 // A contraction with a one-hot of the index.
                 for d in dims {
@@ -176,6 +174,24 @@ impl Maker<'_> {
             }
             Op::Collective(_) | Op::Loop { .. } => {}
         }
+    }
+
+    /// A window's input goes with that dim of the places which goes along it.
+    fn windows(&mut self, axes: &[WindowAxis], input: usize, places: usize) {
+        for a in axes {
+            let Some(main) = halo::along(self.g, a) else {
+                self.only(&[input], a.input, Along::Whole);
+                a.terms.iter().for_each(|(d, _)| self.only(&[places], *d, Along::Whole));
+                continue;
+            };
+            let d = a.terms[main].0;
+            let mut slots = vec![None; self.values().count()];
+            slots[input] = self.find(self.values().nth(input).expect("a slot"), a.input);
+            slots[places] = self.find(self.values().nth(places).expect("a slot"), d);
+            self.nest.loops.push(Loop { along: Along::Shifted, extent: self.g.size(d), slots });
+            a.terms.iter().for_each(|(d, _)| self.only(&[places], *d, Along::Whole));
+        }
+        self.rest(Along::Parallel);
     }
 
     fn whole_of_attention(&mut self, a: &Attention) {

@@ -2,10 +2,11 @@
 //!
 //! Worked out anew from the program alone, so that a mistake of the passes before does not hide itself.
 
-use super::nest::{Along, nest};
+use super::halo;
+use super::nest::{Along, Loop, nest, slot_value};
 use super::reduce::{Linear, is_zero, linear};
 use crate::ir::*;
-use crate::mesh::Atom;
+use crate::mesh::{Atom, Order};
 use crate::types::{MapOp, ReduceKind};
 use std::collections::BTreeSet;
 
@@ -117,6 +118,9 @@ fn operation(g: &Graph, op: &Operation, parts: &[Parts]) -> Result<Vec<Parts>, S
                 parts.extend(atoms.iter().map(|a| (*a, kind)));
             }
         }
+        if l.along == Along::Shifted {
+            shifted(g, op, l, &mut made[0])?;
+        }
         if l.along == Along::Whole && !atoms.is_empty() {
             return Err("a loop is cut whose turns need each other".into());
         }
@@ -126,6 +130,32 @@ fn operation(g: &Graph, op: &Operation, parts: &[Parts]) -> Result<Vec<Parts>, S
         made[0].insert((atom, ReduceKind::Sum));
     }
     Ok(made)
+}
+
+/// Where places are in parts the other side is in the runs that they reach, or in blocks that hold these; what is added to runs is
+/// in parts.
+fn shifted(g: &Graph, op: &Operation, l: &Loop, made: &mut Parts) -> Result<(), String> {
+    let (Op::Window { axes, .. } | Op::Fold { axes }) = &op.op else { return Err("it has no windows".into()) };
+    let window = matches!(op.op, Op::Window { .. });
+    let (x, y) = if window { (0, op.args.len()) } else { (1, 0) };
+    let dim = |slot: usize| l.slots[slot].map(|p| g.value(slot_value(op, slot)).dims[p.at]);
+    let entries = |slot: usize| dim(slot).and_then(|d| g.dim(d).cut.as_ref()).map_or(&[][..], |c| &c.entries);
+    match (entries(x), entries(y)) {
+        ([], []) => Ok(()),
+        ([a], [b]) if a.atom == b.atom && matches!(a.order, Order::Halo { .. }) => {
+            made.extend((!window).then_some((a.atom, ReduceKind::Sum)));
+            Ok(())
+        }
+        ([a], [b]) if a == b => {
+            let axis = axes.iter().find(|axis| Some(axis.input) == dim(x));
+            let reach = axis.and_then(|axis| Some(halo::runs(g, &g.mesh, axis, halo::along(g, axis)?, b)));
+            match reach.is_some_and(|r| halo::local(&g.mesh, dim(x).map_or(0, |d| g.extent(d)), a, r)) {
+                true => Ok(()),
+                false => Err("windows reach beyond the block that they are given".into()),
+            }
+        }
+        _ => Err("places are in other parts than what they reach".into()),
+    }
 }
 
 /// `where(coordinate == 0, x, 0)`

@@ -120,3 +120,13 @@ fn a_gpt_in_f32_on_many_ranks_trains_as_on_one() {
         compare(&gpt(), plan, DType::F32, 33, 2e-4);
     }
 }
+
+#[test]
+fn convolutions_on_many_ranks_train_as_on_one() {
+    let whole = "mesh sp = 3\nshard row, half, quarter, up by sp";
+    let both = "mesh dp = 2, sp = 2\nshard batch by dp\nshard row, half by sp";
+    for plan in [whole, both] {
+        compare(&plans::convolutions(9), plan, DType::F64, 5, 1e-9);
+    }
+    compare(&plans::convolutions(8), whole, DType::F32, 5, 2e-4);
+}

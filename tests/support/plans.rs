@@ -64,3 +64,31 @@ train Gpt {{
 "
     )
 }
+
+/// A convolutional network: strides, pooling, an upward convolution and a shift along rows; 9 rows, or as many as are given.
+pub fn convolutions(rows: usize) -> String {
+    let (half, quarter) = (rows.div_ceil(2), rows.div_ceil(2).div_ceil(2));
+    format!(
+        "use nn.{{BatchNorm, Conv2d, ConvTranspose2d, Linear, max_pool2d, relu}}
+use losses.{{cross_entropy}}
+use optim.{{sgd}}
+dim batch = 4, rgb = 2, c = 3, wide = 4, classes = 5
+dim row = {rows}, half = {half}, quarter = {quarter}, up = {quarter} * 2
+dim col = 6, col2 = 3, col3 = 2, col4 = 4
+model Net(image: [batch, row, col, rgb], label: int[batch]) {{
+    let first = Conv2d[row, col, rgb, row, col, c, side = 5, pad = 2]
+    let norm = BatchNorm[c]
+    let second = Conv2d[row, col, c, half, col2, wide, stride = 2]
+    let skip = Conv2d[row, col, c, half, col2, wide, side = 1, stride = 2, pad = 0]
+    let back = ConvTranspose2d[quarter, col3, wide, up, col4, c]
+    let head = Linear[c, classes, std = 0.5]
+    let x = relu(norm(first(image)))
+    let y = relu(second(x) + skip(x))
+    let pooled = max_pool2d[half, col2, quarter, col3, side = 3, pad = 1](y)
+    let z = back(pooled)
+    let late = z + shift[up, by = 2](z)
+    loss mean[batch](cross_entropy[classes](head(mean[up, col4](square(late))), label))
+}}
+train Net {{\n    optimizer sgd(lr = 0.1, momentum = 0.9)\n    steps 2\n    seed 3\n}}\n"
+    )
+}

@@ -62,6 +62,7 @@ impl Emitter<'_, '_, '_> {
                     match entry.order {
                         Order::Block => add(&mut origin, entry.atom, *size as u64 * stride as u64),
                         Order::Zigzag => at = self.zigzag(at, entry, *size as i64 / 2),
+                        Order::Halo { .. } => unreachable!("draws are over blocks, not over what windows read"),
                     }
                 }
             }

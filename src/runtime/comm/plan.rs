@@ -2,7 +2,7 @@
 //!
 //! Of every dim the runs of elements that the rank's result shares with what another rank holds give blocks, which are copied,
 //! or, where parts are reduced, combined from all ranks that hold one. A block has one geometry for all ranks that a reduction
-//! goes over, since what is reduced cuts nothing.
+//! goes over, since what is reduced cuts nothing; but for runs that overlap, of which each rank has the same element elsewhere.
 
 use crate::mesh::{Entry, Mesh, Span, cut};
 use crate::program::Collective;
@@ -33,9 +33,22 @@ pub struct Exchange {
 /// Blocks that come from certain ranks.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Transfer {
-    /// One rank; where parts are reduced, one for each part, in order.
-    pub sources: Vec<usize>,
+    /// One; where parts are reduced, one for each part, in order.
+    pub sources: Vec<Source>,
     pub blocks: Vec<Block>,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Source {
+    pub rank: usize,
+    /// How much further on than with the first source its elements are.
+    pub skip: isize,
+}
+
+impl Source {
+    fn alike(ranks: Vec<usize>) -> Vec<Source> {
+        ranks.into_iter().map(|rank| Source { rank, skip: 0 }).collect()
+    }
 }
 
 /// Nested loops around a run of elements side by side; all numbers count elements.
@@ -142,6 +155,33 @@ fn shared(from: &[Span], to: &[Span]) -> Vec<Piece> {
     to.iter().flat_map(|t| from.iter().filter_map(move |f| overlap(f, t))).collect()
 }
 
+/// Of what a rank has of a dim the parts that the same ranks have in their runs, the place of each in the whole, and who these are;
+/// what nobody has is left out.
+fn overlaid(runs: &[(usize, Vec<Span>)], own: &[Span], stride: usize) -> Vec<(Piece, usize, Vec<Source>)> {
+    let end = |s: &Span| s.global + s.len;
+    let mut out = Vec::new();
+    for t in own {
+        let mut edges: Vec<usize> = runs.iter().flat_map(|(_, r)| r).flat_map(|r| [r.global, end(r)]).collect();
+        edges.extend([t.global, end(t)]);
+        edges.retain(|e| (t.global..=end(t)).contains(e));
+        edges.sort_unstable();
+        edges.dedup();
+        for part in edges.windows(2) {
+            let (begin, len) = (part[0], part[1] - part[0]);
+            let have = |(rank, runs): &(usize, Vec<Span>)| {
+                let run = runs.iter().find(|r| r.global <= begin && begin < end(r))?;
+                Some((*rank, run.local + begin - run.global))
+            };
+            let found: Vec<(usize, usize)> = runs.iter().filter_map(have).collect();
+            let Some((_, first)) = found.first().copied() else { continue };
+            let source = |(rank, at)| Source { rank, skip: (at as isize - first as isize) * stride as isize };
+            let piece = Piece { from: first, to: t.local + begin - t.global, len };
+            out.push((piece, begin, found.into_iter().map(source).collect()));
+        }
+    }
+    out
+}
+
 /// The extent of a buffer along a dim: there is room for one element at least.
 pub fn room(mesh: &Mesh, entries: &[Entry], extent: usize) -> usize {
     cut::nominal(mesh, entries, extent).max(1)
@@ -159,12 +199,10 @@ impl Exchange {
             c.dims.iter().map(|d| room(mesh, cut(d), d.extent)).collect()
         };
         let (from, to) = (shape(|d| &d.from), shape(|d| &d.to));
-        let own: Vec<Vec<Span>> = c.dims.iter().map(|d| cut::spans_of(mesh, &d.to, d.extent, rank)).collect();
-        let with = |member: usize| {
-            let dims = c.dims.iter().zip(&own);
-            let pieces: Vec<Vec<Piece>> =
-                dims.map(|(d, own)| shared(&cut::spans_of(mesh, &d.from, d.extent, member), own)).collect();
-            Transfer { sources: mesh.members(member, reduced), blocks: blocks(&pieces, &from, &to) }
+        let mut own: Vec<Vec<Span>> = c.dims.iter().map(|d| cut::spans_of(mesh, &d.to, d.extent, rank)).collect();
+        let pieces = |member: usize, own: &[Vec<Span>]| -> Vec<Vec<Piece>> {
+            let dims = c.dims.iter().zip(own);
+            dims.map(|(d, own)| shared(&cut::spans_of(mesh, &d.from, d.extent, member), own)).collect()
         };
         let mut members = mesh.members(rank, &moved);
         // Its own elements first, then the neighbours behind it: not all read from one rank at the same time.
@@ -172,7 +210,29 @@ impl Exchange {
         if c.reduce.is_none() {
             members.rotate_left(place);
         }
-        let transfers: Vec<Transfer> = members.into_iter().map(with).filter(|t| !t.blocks.is_empty()).collect();
+        let overlap = c.dims.iter().position(|d| d.from.iter().any(|e| reduced.contains(&e.atom)));
+        let mut transfers: Vec<Transfer> = Vec::new();
+        match overlap {
+            None => transfers.extend(members.into_iter().map(|member| Transfer {
+                sources: Source::alike(mesh.members(member, reduced)),
+                blocks: blocks(&pieces(member, &own), &from, &to),
+            })),
+            Some(d) => {
+                let stride: usize = from[d + 1..].iter().product();
+                let exchanged = &c.dims[d];
+                let runs = mesh.members(rank, reduced).into_iter();
+                let runs: Vec<(usize, Vec<Span>)> =
+                    runs.map(|m| (m, cut::spans_of(mesh, &exchanged.from, exchanged.extent, m))).collect();
+                let parts = overlaid(&runs, &own[d], stride);
+                let mut all = pieces(rank, &own);
+                own[d] = parts.iter().map(|(p, global, _)| Span { global: *global, local: p.to, len: p.len }).collect();
+                for (piece, _, sources) in parts {
+                    all[d] = vec![piece];
+                    transfers.push(Transfer { sources, blocks: blocks(&all, &from, &to) });
+                }
+            }
+        }
+        transfers.retain(|t| !t.blocks.is_empty());
         let elements = own.iter().map(|spans| spans.iter().map(|s| s.len).sum::<usize>()).product();
         let found: usize = transfers.iter().flat_map(|t| &t.blocks).map(Block::elements).sum();
         if found != elements {

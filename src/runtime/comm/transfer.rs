@@ -1,6 +1,6 @@
 //! Moves the elements of an exchange, once it is known where the others' arrays are.
 
-use super::plan::{Block, Exchange};
+use super::plan::{Block, Exchange, Source};
 use crate::runtime::device::library::Element;
 use crate::types::ReduceKind;
 
@@ -29,7 +29,7 @@ pub unsafe fn fetch<T: Element>(
                     unsafe { reduce(kind, &t.sources, from, at, to.add(place), len) }
                 }),
                 _ => {
-                    let source = from(t.sources[0]);
+                    let source = from(t.sources[0].rank);
                     block.runs(b, e_, &mut |at, place, len| {
                         // SAFETY: as above. The two may be one array, where a rank's own part stays in place.
                         unsafe { std::ptr::copy(source.add(at), to.add(place), len) }
@@ -77,13 +77,13 @@ pub unsafe fn clear<T: Element>(dead: &[Block], to: *mut T) {
 #[cfg(target_arch = "x86_64")]
 unsafe fn reduce<T: Element>(
     kind: ReduceKind,
-    sources: &[usize],
+    sources: &[Source],
     from: &dyn Fn(usize) -> *const T,
     at: usize,
     to: *mut T,
     len: usize,
 ) {
-    type Run<'f, T> = (ReduceKind, &'f [usize], &'f dyn Fn(usize) -> *const T, usize, *mut T, usize);
+    type Run<'f, T> = (ReduceKind, &'f [Source], &'f dyn Fn(usize) -> *const T, usize, *mut T, usize);
     #[target_feature(enable = "avx512f,avx512dq,avx512vl,avx512bw")]
     unsafe fn avx512<T: Element>((kind, sources, from, at, to, len): Run<'_, T>) {
         // SAFETY: as the caller has seen to.
@@ -120,7 +120,7 @@ use reduce_plain as reduce;
 #[inline(always)]
 unsafe fn reduce_plain<T: Element>(
     kind: ReduceKind,
-    sources: &[usize],
+    sources: &[Source],
     from: &dyn Fn(usize) -> *const T,
     at: usize,
     to: *mut T,
@@ -133,7 +133,7 @@ unsafe fn reduce_plain<T: Element>(
         let sums = &mut sums[..n];
         for (k, source) in sources.iter().enumerate() {
             // SAFETY: a run of the source's array.
-            let part = unsafe { std::slice::from_raw_parts(from(*source).add(at + done), n) };
+            let part = unsafe { std::slice::from_raw_parts(from(source.rank).add(at + done).offset(source.skip), n) };
             match k {
                 0 => sums.iter_mut().zip(part).for_each(|(s, x)| *s = x.widen()),
                 _ => combine(kind, sums, part),

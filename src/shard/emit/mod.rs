@@ -4,9 +4,10 @@
 //! A value may exist in several forms. Each use takes the form from which the way is shortest; what it makes on that way is there for
 //! later uses.
 //!
-//! Reading order: this file (operations, forms, outputs), `moves.rs` (from layout to layout), `parts.rs` (an operation on parts),
+//! Reading order: this file (operations, forms, outputs), `moves.rs` (from layout to layout), `parts.rs` (an operation on parts), `halo.rs` (windows on parts),
 //! `turns.rs` (loops at run time).
 
+mod halo;
 mod moves;
 mod parts;
 mod turns;
@@ -180,6 +181,9 @@ impl Emitter<'_, '_> {
                 }
             }
             want.partial.sort_unstable();
+            if let (Op::Window { .. }, 0) = (&op.op, i) {
+                want = self.window_operand(&nest, &cuts, *a, want);
+            }
             args.push(self.form(*a, &want, id, Why::Operand));
         }
         let mut made: Vec<Layout> = Vec::new();
@@ -195,7 +199,7 @@ impl Emitter<'_, '_> {
             layout.partial.sort_unstable();
             made.push(layout);
         }
-        let values = self.emit_local(op, &nest, &cuts, &args, &made);
+        let values = self.emit_local(id, op, &nest, &cuts, &args, &made);
         for ((r, layout), value) in op.results.iter().zip(made).zip(values) {
             self.add_form(*r, layout, value);
             self.settle(*r, id);

@@ -36,7 +36,7 @@ impl Emitter<'_, '_> {
     }
 
     /// Forms that a use may take: parameters that are gathered again in the backward pass were not kept.
-    fn usable(&self, v: ValueId) -> impl Iterator<Item = &Form> {
+    pub(super) fn usable(&self, v: ValueId) -> impl Iterator<Item = &Form> {
         let all = self.forms.get(&v).expect("a value is made before its use");
         let again = match self.s.g.def_op(v).map(|o| &o.op) {
             Some(Op::Param(p)) => {

@@ -23,6 +23,7 @@ impl Emitter<'_, '_> {
 
     pub(super) fn emit_local(
         &mut self,
+        id: OpId,
         op: &Operation,
         nest: &Nest,
         cuts: &[Cut],
@@ -60,6 +61,10 @@ impl Emitter<'_, '_> {
             }
         }
         match &op.op {
+            Op::Window { axes, fill } => {
+                return self.window((id, op), (axes, *fill), (nest, cuts), &args, &types);
+            }
+            Op::Fold { axes } => return self.fold((id, op), axes, (nest, cuts), &args, &types),
             Op::Iota(_) => return vec![self.local.index(&mut self.b, types[0].1[0])],
             Op::Reduce { kind, .. } => {
                 let neutral = kind.neutral(self.b.dtype(args[0]));
