@@ -1,5 +1,7 @@
 //! Programs of many ranks: every collective on the executor against the interpreter.
 
+#[path = "ranks/memory.rs"]
+mod memory;
 #[path = "ranks/models.rs"]
 mod models;
 #[path = "support/plans.rs"]

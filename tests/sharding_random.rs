@@ -48,7 +48,7 @@ fn rules(rng: &mut Rng, g: &Graph) -> Rules {
         strength: Strength::Statement,
         span,
     });
-    Rules { pins: pins.collect(), mesh, zero: Vec::new() }
+    Rules { pins: pins.collect(), mesh, ..Rules::default() }
 }
 
 fn one(seed: u64) -> Result<(), String> {

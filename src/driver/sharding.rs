@@ -7,7 +7,7 @@ use super::pipeline::Graphs;
 use crate::check::plan::{Link, Order};
 use crate::diag::{Diagnostic, Sink};
 use crate::elaborate::Elab;
-use crate::elaborate::plan::{self, PlanScope, ResolvedPlan, RuleKind};
+use crate::elaborate::plan::{self, PlanScope, Recompute, ResolvedPlan, RuleKind};
 use crate::inspect::unasked;
 use crate::ir::{DimId, Graph};
 use crate::mesh::{self, Atom, Axis, Cut, Entry, Mesh};
@@ -174,7 +174,8 @@ fn rules(plan: &ResolvedPlan, g: &Graph) -> Result<Rules, Box<Diagnostic>> {
         regather: z.regather == crate::check::plan::Regather::Backward,
         span: z.span,
     });
-    Ok(Rules { zero: zero.collect(), mesh, pins })
+    let gathers_again = plan.recompute_span.filter(|_| plan.recompute == Recompute::Gathers);
+    Ok(Rules { zero: zero.collect(), mesh, pins, gathers_again })
 }
 
 /// Divides an axis into two atoms where the first of several dims is smaller than it.

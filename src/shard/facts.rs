@@ -309,6 +309,8 @@ pub struct State<'a> {
     pub g: &'a Graph,
     pub mesh: &'a Mesh,
     pub storage: &'a Storage,
+    /// Whether what the forward pass gathers is gathered again for the backward pass.
+    pub gathers_again: bool,
     pub classes: Classes,
     /// By class of values.
     pub held: Vec<Held>,
@@ -375,6 +377,7 @@ impl<'a> State<'a> {
             g,
             mesh: &rules.mesh,
             storage,
+            gathers_again: rules.gathers_again.is_some(),
             classes,
             held,
             nests,

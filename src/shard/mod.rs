@@ -37,6 +37,8 @@ pub struct Rules {
     pub mesh: Mesh,
     pub pins: Vec<Pin>,
     pub zero: Vec<Zero>,
+    /// Where it is said that what the forward pass gathers is not kept for the backward pass, but gathered again.
+    pub gathers_again: Option<Span>,
 }
 
 /// One dim, cut by these entries (none: not cut) wherever it occurs in the scope.

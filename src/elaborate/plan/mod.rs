@@ -38,6 +38,8 @@ pub struct ResolvedPlan {
     pub gradients: DType,
     pub zero: Vec<Zero>,
     pub recompute: Recompute,
+    /// Where it is said.
+    pub recompute_span: Option<Span>,
     /// `{ keep = collectives }`: recomputation repeats no communication.
     pub keep_collectives: bool,
     pub offload: Vec<Offload>,

@@ -47,6 +47,7 @@ impl<'a> Elab<'a> {
             gradients: DType::F32,
             zero: Vec::new(),
             recompute: Recompute::None,
+            recompute_span: None,
             keep_collectives: false,
             offload: Vec::new(),
             staleness: None,
@@ -104,7 +105,10 @@ impl<'a> Elab<'a> {
                 PlanKind::Zero { level, axes, scopes, opts } => {
                     self.zero(*level, axes, scopes, opts, line.span, &mut out);
                 }
-                PlanKind::Recompute { values, opts } => self.recompute(values, opts, &mut out),
+                PlanKind::Recompute { values, opts } => {
+                    out.recompute_span = Some(line.span);
+                    self.recompute(values, opts, &mut out);
+                }
                 PlanKind::Offload { what, to } => self.offload(what, to, &mut out),
                 PlanKind::Value(v) => self.plan_value(v, &mut out),
             }

@@ -30,6 +30,8 @@ struct Form {
     layout: Layout,
     value: ValueId,
     phase: Phase,
+    /// Of parts that other ranks hold.
+    gathered: bool,
     /// Nesting of the loop that it was made in.
     depth: usize,
 }
@@ -116,7 +118,7 @@ impl Emitter<'_, '_> {
         if let Some(name) = &self.s.g.value(v).name {
             self.b.name(value, name);
         }
-        let form = Form { layout, value, phase: self.b.phase, depth: self.depth };
+        let form = Form { layout, value, phase: self.b.phase, gathered: false, depth: self.depth };
         self.forms.entry(v).or_default().push(form);
     }
 

@@ -1,5 +1,6 @@
 //! Moves from layout to layout: the cheapest way from a form that there is, as collectives and local operations.
 
+use super::super::facts::Stored;
 use super::super::{Reason, Why};
 use super::{Emitter, Form};
 use crate::ir::*;
@@ -26,28 +27,38 @@ impl Emitter<'_, '_> {
             }
         }
         let (_, from) = best.unwrap_or_else(|| panic!("no way to {want:?} from {usable:?}"));
+        let mut gathered = from.gathered;
         let steps = reshard::path(mesh, &shape, bytes, &from.layout, want).expect("a cost has a path");
         let mut at = from.value;
         for step in steps {
             at = self.step(v, at, &step, Reason { operation, why, value: v, bytes: step.bytes });
             self.add_form(v, step.to.clone(), at);
+            gathered = step.kind == Kind::AllGather || (gathered && step.kind != Kind::Slice);
+            self.forms.get_mut(&v).and_then(|f| f.last_mut()).expect("just made").gathered = gathered;
         }
         at
     }
 
-    /// Forms that a use may take: parameters that are gathered again in the backward pass were not kept.
+    /// Forms that a use may take: what is gathered again in the backward pass was not kept.
     pub(super) fn usable(&self, v: ValueId) -> impl Iterator<Item = &Form> {
         let all = self.forms.get(&v).expect("a value is made before its use");
-        let again = match self.s.g.def_op(v).map(|o| &o.op) {
-            Some(Op::Param(p)) => {
-                let stored = &self.s.storage.params[&self.s.g.params[p.index()].path];
-                stored.regather && stored.between != stored.compute
-            }
-            _ => false,
-        };
-        let any = !again || self.b.phase == Phase::Forward;
-        let first = &all[0].layout;
-        all.iter().filter(move |f| any || f.layout == *first || f.phase != Phase::Forward)
+        let dropped = self.b.phase != Phase::Forward
+            && match self.stored(v) {
+                Some(stored) => stored.regather && stored.between != stored.compute,
+                None => self.s.gathers_again,
+            };
+        all.iter().filter(move |f| !dropped || !f.gathered || f.phase != Phase::Forward)
+    }
+
+    /// How the parameter is stored that a value is, or is in another type.
+    fn stored(&self, v: ValueId) -> Option<&Stored> {
+        let g = self.s.g;
+        let op = g.def_op(v)?;
+        match op.op {
+            Op::Param(p) => Some(&self.s.storage.params[&g.params[p.index()].path]),
+            Op::Map(MapOp::Cast(_)) if matches!(g.def_op(op.args[0])?.op, Op::Param(_)) => self.stored(op.args[0]),
+            _ => None,
+        }
     }
 
     fn step(&mut self, v: ValueId, x: ValueId, step: &Step, reason: Reason) -> ValueId {
