@@ -1,10 +1,18 @@
 //! Programs spread over ranks compute what one device computes.
 
+#[path = "sharding/cases.rs"]
+mod cases;
 #[path = "support/plans.rs"]
 #[allow(dead_code)]
 mod plans;
+#[path = "support/spread.rs"]
+#[allow(dead_code)]
+mod spread;
+#[path = "support/ranks.rs"]
+#[allow(dead_code, unused_imports)]
+mod support;
 
-use partita::driver::verify;
+use partita::driver::{pipeline, verify};
 
 fn verified(source: &str, plan: &str) -> verify::Report {
     let (world, options) = plans::planned(source, plan);
@@ -15,6 +23,13 @@ fn same(source: &str, plan: &str) {
     let report = verified(source, plan);
     assert_eq!(report.differs, None, "{plan}");
     assert!(report.compared > 4, "{report:?}");
+}
+
+/// What is said of a plan that is no good.
+fn refused(source: &str, plan: &str) -> String {
+    let (world, options) = plans::planned(source, plan);
+    let found = pipeline::graphs(&options, &world).err().expect("refused");
+    partita::diag::render::text(&found.sink, &found.sources, false)
 }
 
 const MLP: &str = "

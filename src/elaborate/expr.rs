@@ -79,8 +79,7 @@ impl<'a> Elab<'a> {
             ),
             ExprKind::Layout { base, entries } => {
                 let ev = self.eval(base);
-                self.inline_layout(&ev.val, entries, e.span);
-                ev
+                Ev { val: self.inline_layout(&ev.val, entries, e.span), ..ev }
             }
         }
     }

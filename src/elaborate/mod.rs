@@ -83,6 +83,8 @@ pub struct Loss {
 #[derive(Clone, Debug)]
 pub struct InlineLayout {
     pub value: ValueId,
+    /// The value that was there without layouts.
+    pub of: ValueId,
     pub entries: Vec<(DimSet, Vec<Name>)>,
     pub span: Span,
 }

@@ -93,7 +93,8 @@ pub struct OutOfRange {
 
 impl OutOfRange {
     fn of(g: &Graph, dim: DimId, index: i64) -> OutOfRange {
-        OutOfRange { index, dim: g.dim(dim).name.clone(), size: g.size(dim) }
+        let index = if g.dim(dim).cut.is_some() { crate::mesh::cut::told(index) } else { index };
+        OutOfRange { index, dim: g.whole_name(dim).to_string(), size: g.extent(dim) }
     }
 }
 

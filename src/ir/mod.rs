@@ -520,6 +520,16 @@ impl Graph {
         d.cut.as_ref().map_or(d.size, |c| c.extent)
     }
 
+    /// The name of the whole that a dim is (a part of).
+    pub fn whole_name(&self, id: DimId) -> &str {
+        let Dim { name, cut, .. } = self.dim(id);
+        let Some(c) = cut else { return name };
+        let atoms: Vec<Atom> = c.entries.iter().map(|e| e.atom).collect();
+        let part = format!(".{}", self.mesh.names(&atoms).join(".").replace(':', "."));
+        let alone = name.split_once('#').map_or(name.as_str(), |n| n.0);
+        alone.strip_suffix(&part).unwrap_or(name)
+    }
+
     pub fn value(&self, id: ValueId) -> &Value {
         &self.values[id.index()]
     }

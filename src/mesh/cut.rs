@@ -125,6 +125,13 @@ pub fn spans_of(mesh: &Mesh, cut: &[Entry], extent: usize, rank: usize) -> Vec<S
     spans(mesh, cut, extent, &coordinates)
 }
 
+/// The index into a whole dim that is meant by one beyond every part of it: itself, or a negative one that was moved there, 2^31 further,
+/// for negative indices into parts are elements of other ranks.
+pub fn told(index: i64) -> i64 {
+    const NEGATIVE: i64 = 1 << 24;
+    if index > i64::from(i32::MAX) - NEGATIVE { index + i64::from(i32::MIN) } else { index }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -323,7 +323,7 @@ pub enum OutputKind {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Site {
     pub source: SourceId,
-    /// The name of the dim that was indexed, and its size: indices must be in 0..size.
+    /// The name of the dim that was indexed, and its size, on all ranks together: indices must be in 0..size.
     pub dim: String,
     pub size: usize,
 }

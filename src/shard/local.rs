@@ -162,8 +162,9 @@ impl Local {
         out
     }
 
-    /// An index into a whole dim as an index into a rank's part of it; -1 where another rank has the element, and the size of the
-    /// part (out of its range) where nobody has. Negative indices are nobody's, unless they are `allowed`: then they stay negative.
+    /// An index into a whole dim as an index into a rank's part of it; -1 where another rank has the element. One that nobody has stays as it
+    /// is, beyond every part, so that it can be told. Negative ones are nobody's and move far beyond ([`cut::told`]), unless they
+    /// are `allowed`: then they are -1.
     pub fn inwards(&mut self, b: &mut Builder, index: ValueId, dim: DimId, allowed: bool) -> ValueId {
         let Some(CutDim { extent, entries }) = b.graph.dim(dim).cut.clone() else { return index };
         let sizes = cut::extents(&b.graph.mesh, &entries, extent);
@@ -202,11 +203,17 @@ impl Local {
             });
         }
         let mine = mine.expect("a cut has entries");
-        let n = Self::int(b, extent);
+        let (n, other) = (Self::int(b, extent), b.scalar(-1.0, DType::I32));
         let below = b.map(MapOp::Lt, &[index, n]);
-        let valid = if allowed { below } else { self.between(b, index, zero, n) };
-        let (nobody, other) = (Self::int(b, b.size(dim)), b.scalar(-1.0, DType::I32));
-        let elsewhere = b.select(valid, other, nobody);
+        // A part in large units may be longer than the whole.
+        let beyond = Self::int(b, b.size(dim).max(extent));
+        let nobody = b.map(MapOp::Max, &[index, beyond]);
+        let mut elsewhere = b.select(below, other, nobody);
+        if !allowed {
+            let least = b.scalar(f64::from(i32::MIN), DType::I32);
+            let (negative, beyond) = (b.map(MapOp::Lt, &[index, zero]), b.map(MapOp::Sub, &[index, least]));
+            elsewhere = b.select(negative, beyond, elsewhere);
+        }
         b.select(mine, at, elsewhere)
     }
 

@@ -16,10 +16,12 @@ use std::collections::HashSet;
 
 impl<'a> Elab<'a> {
     /// `x @ [seq: tp]`: the dims must be the value's; axes are a plan's matter.
-    pub fn inline_layout(&mut self, val: &Val, entries: &'a [LayoutEntry], span: Span) {
-        let v = match val {
+    ///
+    /// A value that an expression has laid out already goes on from there: the result is the same in another layout.
+    pub fn inline_layout(&mut self, val: &Val, entries: &'a [LayoutEntry], span: Span) -> Val {
+        let mut v = match val {
             Val::Tensor(v) => *v,
-            Val::Error => return,
+            Val::Error => return Val::Error,
             other => {
                 let what = other.kind();
                 self.error(
@@ -27,7 +29,7 @@ impl<'a> Elab<'a> {
                         .at(span, "`@` pins the layout of a value")
                         .help("remove `@ [..]`; a matrix product is written `dot[dim](x, w)`"),
                 );
-                return;
+                return Val::Error;
             }
         };
         let mut found = Vec::new();
@@ -38,8 +40,14 @@ impl<'a> Elab<'a> {
             }
         }
         if !self.in_initial {
-            self.inline_layouts.push(InlineLayout { value: v, entries: found, span });
+            let of = self.inline_layouts.iter().find(|l| l.value == v).map_or(v, |l| l.of);
+            if let Some(last) = self.inline_layouts.iter().rfind(|l| l.of == of) {
+                self.b.span = Some(span);
+                v = self.b.reshape(&[], last.value);
+            }
+            self.inline_layouts.push(InlineLayout { value: v, of, entries: found, span });
         }
+        Val::Tensor(v)
     }
 
     /// Finds a scope of a plan. Reports unknown names (E0201) and what the model does not use (E0504).

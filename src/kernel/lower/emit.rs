@@ -412,8 +412,9 @@ impl<'a, 'm, 's> Emitter<'a, 'm, 's> {
             Def::BlockParam(_) => self.at,
         };
         let source = self.low.source(op);
-        let Dim { name, size, .. } = self.low.graph.dim(dim).clone();
-        let site = self.low.module.site(source, &name, size);
+        let g = &self.low.graph;
+        let (size, name, whole) = (g.size(dim), g.whole_name(dim).to_string(), g.extent(dim));
+        let site = self.low.module.site(source, &name, whole);
         self.push(Node::Check { index, size, site }, DType::I32)
     }
 

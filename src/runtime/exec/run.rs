@@ -1,6 +1,7 @@
 //! The steps of a routine.
 
 use super::{Executor, RunArgs, broken, placed};
+use crate::mesh::cut;
 use crate::program::{
     Action, BatchDim, BufferId, Failure, Finished, Gemm, Key, Launch, Library, Loop, MAX_FINISH_ARGS, Routine, Scalar,
     Step,
@@ -80,7 +81,9 @@ impl Executor {
         let Some(site) = self.program.sites.get(failure.site as usize) else {
             return RuntimeError::internal(format!("a check without a site, number {}", failure.site));
         };
-        let error = RuntimeError::out_of_range(failure.value.into(), &site.dim, site.size);
+        let index = failure.value.into();
+        let index = if self.program.mesh.ranks() > 1 { cut::told(index) } else { index };
+        let error = RuntimeError::out_of_range(index, &site.dim, site.size);
         placed(&self.program, site.source, error)
     }
 
