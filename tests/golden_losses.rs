@@ -2,6 +2,8 @@
 
 #[path = "common/golden.rs"]
 mod golden;
+#[path = "ranks/golden.rs"]
+mod ranks;
 #[path = "common/run.rs"]
 mod run;
 
