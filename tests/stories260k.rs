@@ -57,6 +57,13 @@ impl Setting {
         Some(Setting { folder, facts: facts() })
     }
 
+    /// The program with the plan `p`.
+    fn plan(&self, mesh: &str, lines: &str) {
+        let text = std::fs::read_to_string(root().join("tests/models/stories260k.pta")).expect("the model is there");
+        let text = format!("{text}\nplan p {{\n mesh {mesh}\n {lines}\n}}\n");
+        std::fs::write(self.folder.path().join("story.pta"), text).expect("written");
+    }
+
     /// Losses and gradient norms of a train item.
     fn trace(&self, item: &str, steps: usize, more: &[&str]) -> (Vec<f64>, Vec<f64>) {
         let steps = steps.to_string();
@@ -156,6 +163,46 @@ fn adamw_follows_the_reference() {
     follows("adamw", "adamw_lr1e-3_b0.9_0.95_eps1e-8_wd0.1_all_tensors", "adamw_loss_after_5");
 }
 
+/// Plans of the usual kinds; the model has 4 heads of keys and 512 tokens.
+const PLANS: [(&str, &str); 12] = [
+    ("dp = 2", "shard batch by dp"),
+    ("dp = 3", "shard batch by dp"),
+    ("dp = 4", "shard batch by dp\n zero 1 by dp"),
+    ("dp = 2", "shard batch by dp\n zero 2 by dp\n microbatches 2"),
+    ("dp = 4", "shard batch by dp\n zero 3 by dp"),
+    ("tp = 2", "shard heads, mlp, vocab by tp"),
+    ("tp = 3", "shard kv, mlp, vocab by tp"),
+    ("tp = 4", "shard heads, mlp, vocab by tp"),
+    ("tp = 8", "shard heads, mlp by tp"),
+    ("dp = 2, tp = 2", "shard batch by dp\n shard heads, mlp, vocab by tp\n shard seq by tp in RmsNorm"),
+    ("cp = 2", "shard seq by cp"),
+    ("cp = 2", "shard seq by cp\n shard heads by cp in attention"),
+];
+
+#[test]
+#[cfg_attr(debug_assertions, ignore = "long where kernels of the library are not optimised")]
+fn descent_on_many_ranks_follows_the_reference() {
+    let Some(s) = Setting::new(&training_rows(&facts()), 4) else { return };
+    let expected = s.facts["training"]["sgd_lr0.02_loss_gradnorm_before_each_step"].as_array().expect("a trace");
+    for (k, (mesh, lines)) in PLANS.into_iter().enumerate() {
+        s.plan(mesh, lines);
+        for (precision, bound) in [("f64", 1e-9), ("f32", 1e-4)] {
+            // The slow one for some.
+            if precision == "f64" && k % 4 != 1 {
+                continue;
+            }
+            let (losses, norms) = s.trace("sgd", 3, &["--precision", precision, "--plan", "p", "--no-save"]);
+            for (step, pair) in expected.iter().take(3).enumerate() {
+                let pair = numbers(pair);
+                println!("{mesh}: {lines}, {precision}, step {step}");
+                close(losses[step], pair[0], bound);
+                close(norms[step], pair[1], bound);
+            }
+        }
+    }
+}
+
+/// Rows with ever more counted tokens: means of means are not the mean, wherever the sums are taken.
 #[test]
 fn means_over_uneven_rows_divide_by_the_global_count() {
     let mut rows = training_rows(&facts());
@@ -164,9 +211,19 @@ fn means_over_uneven_rows_divide_by_the_global_count() {
     }
     let Some(s) = Setting::new(&rows, 1) else { return };
     let uneven = &s.facts["training"]["uneven"];
-    let (losses, norms) = s.trace("sgd", 1, &["--precision", "f64"]);
-    close(losses[0], uneven["loss_token_weighted"].as_f64().expect("a loss"), 1e-9);
-    close(norms[0], uneven["grad_l2_global"].as_f64().expect("a norm"), 1e-9);
+    for (mesh, lines) in [
+        ("dp = 1", "shard batch by dp"),
+        ("dp = 4", "shard batch by dp"),
+        ("dp = 2", "shard batch by dp\n microbatches 2"),
+        ("dp = 1", "shard batch by dp\n microbatches 4"),
+        ("cp = 2", "shard seq by cp"),
+    ] {
+        s.plan(mesh, lines);
+        println!("{mesh}: {lines}");
+        let (losses, norms) = s.trace("sgd", 1, &["--precision", "f64", "--plan", "p", "--no-save"]);
+        close(losses[0], uneven["loss_token_weighted"].as_f64().expect("a loss"), 1e-9);
+        close(norms[0], uneven["grad_l2_global"].as_f64().expect("a norm"), 1e-9);
+    }
 }
 
 #[test]
