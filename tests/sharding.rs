@@ -2,9 +2,13 @@
 
 #[path = "sharding/cases.rs"]
 mod cases;
+#[path = "sharding/optimizers.rs"]
+mod optimizers;
 #[path = "support/plans.rs"]
 #[allow(dead_code)]
 mod plans;
+#[path = "sharding/random.rs"]
+mod random;
 #[path = "support/spread.rs"]
 #[allow(dead_code)]
 mod spread;

@@ -28,7 +28,16 @@ fn said(done: &Verified, out: &mut Output) {
     done.notes.iter().for_each(|n| out.line(n));
     let compared = grouped(r.compared as u64);
     let steps = counted(r.steps, "step");
+    if let Some(most) = r.noisy.iter().map(|n| n.1).max_by(f64::total_cmp) {
+        let names: Vec<String> = r.noisy.iter().take(3).map(|n| format!("`{}`", n.0)).collect();
+        let more = if r.noisy.len() > 3 { format!(" and {} more", r.noisy.len() - 3) } else { String::new() };
+        let names = names.join(", ");
+        out.line(format!(
+            "differences of {names}{more} are at most {most:.1e}, no more than noise in the last bits makes of them"
+        ));
+    }
     match &r.differs {
+        None if r.compared == 0 => out.line("nothing was compared"),
         None => {
             out.line(format!(
                 "the same as one device: {compared} arrays over {steps}, largest difference {:.1e}",

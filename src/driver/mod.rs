@@ -23,6 +23,7 @@ pub mod inspect;
 pub mod library;
 pub mod memory;
 mod metrics;
+mod noise;
 pub mod options;
 pub mod origin;
 pub mod overwrite;

@@ -9,12 +9,13 @@ use super::options::Options;
 use super::pipeline::{self, Graphs, with};
 use super::sharding::{self, Sharding};
 use super::{check, plan, verify};
-use crate::diag::Diagnostic;
+use crate::diag::{Diagnostic, Severity};
 use crate::inspect::Comm;
 use crate::ir::{BlockId, DimId, ENTRY, Graph, Op};
 use crate::mesh::Axis;
 use crate::resolve::Program;
 use crate::source::{SourceMap, World};
+use crate::stage;
 use crate::syntax::ast::{DimDef, DimValue, ItemKind};
 use crate::types::DType;
 
@@ -48,24 +49,34 @@ pub fn verified(options: &Options, steps: u64, full: bool, world: &dyn World) ->
         return Ok(alone(g, name, steps));
     }
     let mut notes = Vec::new();
-    if !full && let Err(d) = small_enough(&g, MOST_RANKS) {
-        let Some(smaller) = smaller(&options, &g, world)? else { return Err(with(d, &g.findings.sources)) };
-        let ranks = g.sharding.as_ref().map_or(1, |s| s.mesh().ranks());
-        notes.push(format!("made smaller, from {ranks} ranks and {:.3} GFLOP a step", flops(&g.train, ENTRY) / 1e9));
-        if !smaller.alike {
-            notes.push(
-                "what is exchanged differs from the program as it is: these sizes are the best that were found".into(),
-            );
+    let report = match (full, small_enough(&g, MOST_RANKS)) {
+        (false, Err(d)) => {
+            let ranks = g.sharding.as_ref().map_or(1, |s| s.mesh().ranks());
+            notes
+                .push(format!("made smaller, from {ranks} ranks and {:.3} GFLOP a step", flops(&g.train, ENTRY) / 1e9));
+            let smaller = smaller(&options, &g, steps, d, world)?;
+            if !smaller.alike {
+                notes.push(
+                    "what is exchanged differs from the program as it is: these sizes are the best that were found"
+                        .into(),
+                );
+            }
+            g = smaller.graphs;
+            smaller.report.expect("it was run")
         }
-        g = smaller.graphs;
-    }
-    let programs = sharding::programs(&g)?.expect("a plan of several ranks has programs");
-    let report = verify::compare(&g, &programs, steps).map_err(|why| super::passes::internal("verify", &why))?;
+        _ => run(&g, steps)?.map_err(|why| super::passes::internal("verify", &why))?,
+    };
     let place = report.differs.as_ref().and_then(|d| d.span).map(|s| g.findings.sources.place(s));
     let mut findings = g.findings.clone();
-    programs.train.warnings.iter().for_each(|d| findings.sink.push(d.clone()));
+    sharding::train(&g)?.warnings.iter().for_each(|d| findings.sink.push(d.clone()));
     let mesh = g.sharding.as_ref().map_or_else(String::new, |s| s.mesh().to_string());
     Ok(Verified { plan: name, mesh, sizes: sizes(&g.train), notes, report, place, findings })
+}
+
+/// Compares all ranks with one device; what stops the programs is no finding.
+fn run(g: &Graphs, steps: u64) -> Outcome<Result<verify::Report, String>> {
+    let programs = sharding::programs(g)?.expect("a plan of several ranks has programs");
+    Ok(verify::compare(g, &programs, steps))
 }
 
 /// A program of smaller sizes.
@@ -73,41 +84,82 @@ struct Smaller {
     graphs: Graphs,
     /// Whether it exchanges what the program as it is does.
     alike: bool,
+    report: Option<verify::Report>,
 }
 
 /// What of an uncut dim stays, and how many elements a rank has of one that is cut; smallest first.
-const TRIES: [(usize, usize); 6] = [(8, 1), (8, 2), (16, 2), (16, 4), (32, 4), (64, 8)];
+const TRIES: [(usize, usize); 8] = [(8, 1), (8, 2), (16, 2), (16, 4), (8, 8), (32, 4), (64, 8), (256, 32)];
 
-/// The smallest sizes that are tried and found good; else the best.
-fn smaller(options: &Options, g: &Graphs, world: &dyn World) -> Outcome<Option<Smaller>> {
+/// From here on a rank may get more elements than it has of the program as it is.
+const MORE: usize = 8;
+
+/// The smallest sizes that are tried and found good, else the best, run. Else what was wrong with the sizes; `large`: with its own.
+fn smaller(options: &Options, g: &Graphs, steps: u64, large: Diagnostic, world: &dyn World) -> Outcome<Smaller> {
     let c = check::load(&options.request, world);
-    let Some(s) = &g.sharding else { return Ok(None) };
+    let Some(s) = &g.sharding else { return Err(with(large, &g.findings.sources)) };
     let wanted = exchanged(g)?;
     let axis = |a: &Axis| (a.name.clone(), a.atoms.iter().map(|n| (*n).min(2) as u64).product());
     let mesh: Vec<(String, u64)> = s.mesh().axes.iter().map(axis).collect();
-    let mut best = None;
+    let mut others: Vec<Smaller> = Vec::new();
+    let mut tried: Vec<(String, String)> = Vec::new();
     for (uncut, each) in TRIES {
         let mut smaller = Options { mesh: mesh.clone(), ..options.clone() };
+        let mut sizes: Vec<String> = mesh.iter().map(|(n, size)| format!("{n} = {size}")).collect();
         for (name, size) in dims(&c.program, &c.sources) {
             if !options.request.sets.iter().any(|(n, _)| *n == name)
                 && let Some(new) = resized(g, s, &name, size, uncut, each)
             {
+                sizes.push(format!("{name} = {new}"));
                 smaller.request.sets.push((name, new.to_string()));
             }
         }
+        let sizes = sizes.join(", ");
+        if tried.iter().any(|t| t.0 == sizes) {
+            continue;
+        }
         // Sizes that do not fit each other are no finding of the user's.
-        let Ok(graphs) = pipeline::graphs(&smaller, world) else { continue };
-        if graphs.sharding.is_none() || small_enough(&graphs, MOST_RANKS_SCALED).is_err() {
+        let graphs = match pipeline::graphs(&smaller, world) {
+            Ok(graphs) if graphs.sharding.is_some() => graphs,
+            Ok(_) => continue,
+            Err(f) => {
+                let first = f.sink.sorted().iter().find(|d| d.severity == Severity::Error).map(|d| d.message.clone());
+                tried.push((sizes, first.unwrap_or_default()));
+                continue;
+            }
+        };
+        if let Err(d) = small_enough(&graphs, MOST_RANKS_SCALED) {
+            tried.push((sizes, d.message));
             continue;
         }
         let alike = exchanged(&graphs)? == wanted;
-        let found = Smaller { graphs, alike };
-        if alike {
-            return Ok(Some(found));
+        let mut found = Smaller { graphs, alike, report: None };
+        if !alike {
+            others.push(found);
+            continue;
         }
-        best = Some(found);
+        match run(&found.graphs, steps)? {
+            Ok(report) => {
+                found.report = Some(report);
+                return Ok(found);
+            }
+            // An index that the sizes have no place for, say.
+            Err(why) => tried.push((sizes, why)),
+        }
     }
-    Ok(best)
+    while let Some(mut found) = others.pop() {
+        match run(&found.graphs, steps)? {
+            Ok(report) => {
+                found.report = Some(report);
+                return Ok(found);
+            }
+            Err(why) => tried.push((String::new(), why)),
+        }
+    }
+    let mut d = large;
+    for (sizes, why) in tried.iter().filter(|t| !t.0.is_empty()).rev().take(2) {
+        d = d.with_note(format!("{sizes}: {why}"));
+    }
+    Err(with(d, &g.findings.sources))
 }
 
 type Class = (crate::ir::CollectiveKind, Vec<String>, crate::ir::Phase, String, String);
@@ -143,7 +195,10 @@ fn resized(g: &Graphs, s: &Sharding, name: &str, written: usize, uncut: usize, e
     let train = &g.train;
     let id = train.dims.iter().position(|d| d.name == name).map(|i| DimId(i as u32));
     let used = |d: &DimId| train.values.iter().any(|v| v.dims.contains(d));
-    let Some(d) = id.filter(used) else {
+    // Samples are counted in microbatches, where there are any.
+    let divided = id.is_some_and(|d| stage::part_of(train, d).is_some());
+    let Some(d) = id.filter(|d| divided || used(d)) else {
+        let written = id.map_or(written, |d| train.size(d));
         // A loop of the source; of stages, a turn for each of them.
         let stages = s.plan.pipeline.as_ref().map_or(1, |p| p.schedule.chunks() as usize);
         let of_axis = |p: &crate::elaborate::plan::Pipeline| s.plan.mesh[p.axis].size as usize;
@@ -177,9 +232,11 @@ fn resized(g: &Graphs, s: &Sharding, name: &str, written: usize, uncut: usize, e
     } else {
         let (old, few) = group(&atoms);
         let (q, r) = (n / old, n % old);
-        let batch = train.inputs.first().and_then(|i| i.dims.first()) == Some(&d);
+        let batch = divided || train.inputs.first().and_then(|i| i.dims.first()) == Some(&d);
         let turns = if batch { s.plan.microbatches as usize } else { 1 };
-        let real = q.min(each).max(usize::from(q > 0)) * few;
+        // More than a rank had, at last: other dims may be fractions of this one.
+        let most = if each < MORE { q } else { usize::MAX };
+        let real = if q == 0 { 0 } else { each.min(most) * few };
         let whole = if turns > 1 { real.next_multiple_of(few * turns) } else { real };
         whole + usize::from(r > 0)
     };
@@ -188,7 +245,7 @@ fn resized(g: &Graphs, s: &Sharding, name: &str, written: usize, uncut: usize, e
 
 /// A plan of one rank is what it is compared with.
 fn alone(g: Graphs, plan: String, steps: u64) -> Verified {
-    let report = verify::Report { ranks: 1, steps, compared: 0, largest: 0.0, differs: None };
+    let report = verify::Report { ranks: 1, steps, compared: 0, largest: 0.0, noisy: Vec::new(), differs: None };
     let notes = vec!["one rank: there is nothing to compare".to_string()];
     let mesh = "no mesh of several ranks".to_string();
     Verified { plan, mesh, sizes: Vec::new(), notes, report, place: None, findings: g.findings }
@@ -208,7 +265,7 @@ fn small_enough(g: &Graphs, most: usize) -> Result<(), Diagnostic> {
     };
     Err(Diagnostic::error("E0505", message)
         .with_note("a plan is verified by interpreting the program twice: whole, and on every rank")
-        .with_note("no smaller sizes of the file's own dims were found that compile")
+        .with_note("no smaller sizes of the file's own dims were found that can be run instead")
         .help("make dims smaller by `--set NAME=N` and axes by `--mesh AXIS=N`, or run it as it is by `--full`"))
 }
 

@@ -4,6 +4,7 @@
 //! parameter and state after each step (which hold every gradient's effect).
 
 use super::findings::Outcome;
+use super::noise::Noise;
 use super::options::Options;
 use super::passes::internal;
 use super::pipeline::{self, Graphs, with};
@@ -22,8 +23,10 @@ pub struct Report {
     pub steps: u64,
     /// How many arrays were compared, over all steps.
     pub compared: usize,
-    /// Largest difference, relative to the largest element of its array.
+    /// Largest difference, relative to the largest element of its array; of arrays that noise moves no further.
     pub largest: f64,
+    /// Arrays that noise in the last bits moves further than [`TOLERANCE`], and the most that they differ by.
+    pub noisy: Vec<(String, f64)>,
     pub differs: Option<Difference>,
 }
 
@@ -64,13 +67,15 @@ pub fn compare(g: &Graphs, p: &Programs, steps: u64) -> Result<Report, String> {
     let seed = g.recipe.seed;
     let zeros =
         |dtype: DType, dims: &[DimId]| Tensor::filled(dtype, dims.iter().map(|d| g.train.size(*d)).collect(), 0.0);
+    // Types that the program gives are no matter here: their roundings would differ with the order of sums.
     let mut one = Env {
         seed,
+        exact: true,
         params: g.train.params.iter().map(|p| zeros(p.dtype, &p.dims)).collect(),
         states: g.train.states.iter().map(|s| zeros(s.dtype, &s.dims)).collect(),
         ..Env::default()
     };
-    let mut report = Report { ranks, steps, compared: 0, largest: 0.0, differs: None };
+    let mut report = Report { ranks, steps, compared: 0, largest: 0.0, noisy: Vec::new(), differs: None };
     let mut many: Vec<Env> = (0..ranks).map(|rank| Env { rank, ..part_of(&p.train.graph, &one, rank) }).collect();
     // Initial values, each in its own way.
     let init = Env { inputs: Vec::new(), ..one.clone() };
@@ -81,9 +86,11 @@ pub fn compare(g: &Graphs, p: &Programs, steps: u64) -> Result<Report, String> {
     for (env, values) in many.iter_mut().zip(&theirs) {
         settle(&p.init.graph, &p.train.graph, env, values);
     }
-    if check(&mut report, 0, &p.init.graph, &g.init.outputs, &own, &theirs) {
+    if check(&mut report, 0, &p.init.graph, &g.init.outputs, &own, &theirs, &mut |_, _| Ok(0.0))? {
         return Ok(report);
     }
+    let start = one.clone();
+    let mut noise: Option<Noise> = None;
     for step in 0..steps {
         one.step = step;
         one.inputs = (0..g.train.inputs.len()).map(|i| data(&g.train, i, seed, step)).collect();
@@ -94,7 +101,9 @@ pub fn compare(g: &Graphs, p: &Programs, steps: u64) -> Result<Report, String> {
         }
         let own = interp::run(&g.train, &one).map_err(|e| e.to_string())?;
         let theirs = interp::run_ranks(&p.train.graph, &many).map_err(|e| e.to_string())?;
-        if check(&mut report, step + 1, &p.train.graph, &g.train.outputs, &own, &theirs) {
+        let mut allowed =
+            |k: usize, own: &Tensor| noise.get_or_insert_with(|| Noise::new(&start)).of(g, step + 1, k, own);
+        if check(&mut report, step + 1, &p.train.graph, &g.train.outputs, &own, &theirs, &mut allowed)? {
             return Ok(report);
         }
         settle(&g.train, &g.train, &mut one, &own);
@@ -115,7 +124,7 @@ fn on(graph: &Graph, of: &Graph, env: &Env) -> Env {
 }
 
 /// New parameters and states take their places.
-fn settle(graph: &Graph, of: &Graph, env: &mut Env, values: &[Tensor]) {
+pub(super) fn settle(graph: &Graph, of: &Graph, env: &mut Env, values: &[Tensor]) {
     for (o, v) in graph.outputs.iter().zip(values) {
         match o.kind {
             OutputKind::Param(p) | OutputKind::InitParam(p) => {
@@ -136,7 +145,7 @@ fn settle(graph: &Graph, of: &Graph, env: &mut Env, values: &[Tensor]) {
 }
 
 /// Numbers for an input that depend on its name, the seed and the step alone.
-fn data(g: &Graph, input: usize, seed: u64, step: u64) -> Tensor {
+pub(super) fn data(g: &Graph, input: usize, seed: u64, step: u64) -> Tensor {
     let i = &g.inputs[input];
     let shape: Vec<usize> = i.dims.iter().map(|d| g.size(*d)).collect();
     let key = rng::key(seed, step, 0x1e57 + input as u64, 0);
@@ -173,7 +182,8 @@ pub fn part(g: &Graph, dims: &[DimId], whole: &Tensor, rank: usize) -> Tensor {
     Tensor { dtype: whole.dtype, shape: dims.iter().map(|d| g.size(*d)).collect(), data }
 }
 
-/// Compares the outputs of all ranks with those of one device; true at the first difference.
+/// Compares the outputs of all ranks with those of one device; true at the first difference. `allowed`: what an output may differ by where it
+/// differs at all.
 fn check(
     report: &mut Report,
     step: u64,
@@ -181,7 +191,8 @@ fn check(
     outputs: &[Output],
     one: &[Tensor],
     many: &[Vec<Tensor>],
-) -> bool {
+    allowed: &mut dyn FnMut(usize, &Tensor) -> Result<f64, String>,
+) -> Result<bool, String> {
     for (k, (o, whole)) in outputs.iter().zip(one).enumerate() {
         let scale = whole.data.iter().filter(|x| x.is_finite()).fold(FLOOR, |m, x| m.max(x.abs()));
         let dims: &[DimId] = match graph.outputs[k].kind {
@@ -190,14 +201,26 @@ fn check(
             OutputKind::Loss | OutputKind::Metric | OutputKind::Value => &graph.value(graph.outputs[k].value).dims,
         };
         report.compared += 1;
+        let mut bound = TOLERANCE;
         for (rank, values) in many.iter().enumerate() {
             for (at, x) in places(graph, dims, rank).into_iter().zip(&values[k].data) {
                 let Some(at) = at else { continue };
                 let y = whole.data[at];
                 let same = x.to_bits() == y.to_bits() || (x.is_nan() && y.is_nan());
                 let off = if same { 0.0 } else { (x - y).abs() / scale };
+                if off.is_finite() && off > bound && bound == TOLERANCE {
+                    bound = bound.max(allowed(k, whole)? / scale);
+                }
                 if off <= TOLERANCE {
                     report.largest = report.largest.max(off);
+                    continue;
+                }
+                let name = o.name.clone();
+                if off <= bound {
+                    match report.noisy.iter_mut().find(|n| n.0 == name) {
+                        Some(n) => n.1 = n.1.max(off),
+                        None => report.noisy.push((name, off)),
+                    }
                     continue;
                 }
                 let mut coordinate = Vec::new();
@@ -207,16 +230,15 @@ fn check(
                     rest /= graph.extent(*d);
                 }
                 coordinate.reverse();
-                let name = o.name.clone();
                 let span = match graph.outputs[k].kind {
                     OutputKind::Param(p) | OutputKind::InitParam(p) => graph.params[p.index()].span,
                     OutputKind::State(s) | OutputKind::InitState(s) => graph.states[s.index()].span,
                     OutputKind::Loss | OutputKind::Metric | OutputKind::Value => o.span,
                 };
                 report.differs = Some(Difference { step, name, rank, coordinate, one: y, many: *x, span });
-                return true;
+                return Ok(true);
             }
         }
     }
-    false
+    Ok(false)
 }

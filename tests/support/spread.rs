@@ -145,6 +145,27 @@ impl Spread {
         self.whole.params[at].data.clone()
     }
 
+    /// A state before the step.
+    pub fn state(&self, path: &str) -> Vec<f64> {
+        let at = self.one.states.iter().position(|p| p.path == path).expect("a state");
+        self.whole.states[at].data.clone()
+    }
+
+    /// A parameter before the step, of what ranks hold.
+    pub fn held(&self, path: &str) -> Vec<f64> {
+        let at = self.graph.params.iter().position(|p| p.path == path).expect("a parameter");
+        let dims = &self.graph.params[at].dims;
+        let mut whole = vec![f64::NAN; self.whole.params[at].data.len()];
+        for env in &self.envs {
+            for (at, x) in places(&self.graph, dims, env.rank).into_iter().zip(&env.params[at].data) {
+                if let Some(at) = at {
+                    whole[at] = *x;
+                }
+            }
+        }
+        whole
+    }
+
     /// What stops the executor.
     pub fn failure(&self) -> String {
         let mut all = support::ranks(&self.graph, 2);
