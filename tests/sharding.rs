@@ -16,7 +16,9 @@ mod spread;
 #[allow(dead_code, unused_imports)]
 mod support;
 
-use partita::driver::{pipeline, verify};
+use partita::driver::{Options, pipeline, sharding, verify};
+use partita::ir::Op;
+use partita::types::DType;
 
 fn verified(source: &str, plan: &str) -> verify::Report {
     let (world, options) = plans::planned(source, plan);
@@ -51,6 +53,34 @@ train Net { optimizer adamw(lr = 0.1)
  seed 3
 }
 ";
+
+/// What noise makes of ill-conditioned results is allowed, and nothing else: of each reduction that is lost the verification tells.
+#[test]
+fn a_reduction_that_is_lost_is_found() {
+    let text = "use nn.{BatchNorm, Linear}\nuse optim.{adamw}\ndim batch = 6, inner = 5, mlp = 7
+model M(x: [batch, inner]) {
+    let up = Linear[inner, mlp, std = 0.5]
+    let norm = BatchNorm[mlp]
+    loss mean[batch, mlp](square(norm(up(x)) - f32(iota[mlp])))
+}
+train M {\n    optimizer adamw(lr = 0.1)\n    steps 2\n    seed 3\n}\n";
+    let (world, options) = plans::planned(text, "mesh dp = 2\nshard batch by dp");
+    let options = Options { precision: Some(DType::F64), ..options };
+    let g = plans::sound("", pipeline::graphs(&options, &world));
+    let whole = plans::sound("", sharding::programs(&g)).expect("several ranks");
+    let report = verify::compare(&g, &whole, 2).expect("it runs");
+    assert_eq!(report.differs, None);
+    let reductions: Vec<usize> = (0..whole.train.graph.ops.len())
+        .filter(|i| matches!(&whole.train.graph.ops[*i].op, Op::Collective(c) if c.reduce.is_some()))
+        .collect();
+    assert!(reductions.len() > 5, "{reductions:?}");
+    for lost in reductions {
+        let mut programs = plans::sound("", sharding::programs(&g)).expect("several ranks");
+        programs.train.graph.ops[lost].op = Op::Reshape { groups: Vec::new() };
+        let report = verify::compare(&g, &programs, 2).expect("it runs");
+        assert!(report.differs.is_some(), "operation {lost}: {report:?}");
+    }
+}
 
 #[test]
 fn data_parallel() {

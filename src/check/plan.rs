@@ -142,27 +142,12 @@ pub fn precision_of(plan: &ast::Plan) -> DType {
     line.map_or(DType::F32, |p| p.1)
 }
 
-/// `--mesh dp=2,tp=4`.
-pub fn parse_mesh(text: &str) -> Result<Vec<(String, u64)>, Diagnostic> {
-    let mut out: Vec<(String, u64)> = Vec::new();
-    for part in text.split(',') {
-        let axis = part.split_once('=').and_then(|(n, s)| {
-            let size: u64 = s.trim().parse().ok().filter(|s| *s > 0)?;
-            Some((n.trim().to_string(), size))
-        });
-        match axis {
-            Some((n, _)) if out.iter().any(|a| a.0 == n) => {
-                return Err(Diagnostic::error("E0202", format!("`--mesh {text}`: axis `{n}` is given twice"))
-                    .help("give every axis one size"));
-            }
-            Some(a) => out.push(a),
-            None => {
-                return Err(Diagnostic::error("E0902", format!("`--mesh {text}`: `{part}` is no axis with a size"))
-                    .help("write `--mesh dp=2,tp=4`"));
-            }
-        }
-    }
-    Ok(out)
+/// What is wrong with sizes of axes that the command line gives: one is there twice.
+pub fn given_twice(sizes: &[(String, u64)]) -> Option<Diagnostic> {
+    let twice = sizes.iter().enumerate().find(|(i, s)| sizes[..*i].iter().any(|t| t.0 == s.0));
+    let (_, (name, _)) = twice?;
+    let d = Diagnostic::error("E0202", format!("`--mesh {name}=..` is given twice"));
+    Some(d.help("give every axis one size"))
 }
 
 /// The axes of a plan, with the sizes that the command line gives instead.
@@ -206,6 +191,9 @@ pub fn mesh(plan: &ast::Plan, sizes: &[(String, u64)], sink: &mut Sink) -> Vec<M
             let link = a.link.as_ref().and_then(|l| word_of("link class", LINKS, &l.text, l.span, sink));
             out.push(MeshAxis { name: a.name.text.clone(), size: size.max(1), link, span: a.name.span });
         }
+    }
+    if let Some(d) = given_twice(sizes) {
+        sink.push(d.at(plan.name.span, format!("plan `{}`", plan.name.text)));
     }
     for (name, _) in sizes {
         if !out.iter().any(|a| a.name == *name) {
@@ -540,10 +528,9 @@ mod tests {
 
     #[test]
     fn meshes_of_the_command_line() {
-        assert_eq!(parse_mesh("dp=2, tp=4").unwrap(), [("dp".to_string(), 2), ("tp".to_string(), 4)]);
-        assert_eq!(parse_mesh("dp").unwrap_err().code, "E0902");
-        assert_eq!(parse_mesh("dp=0").unwrap_err().code, "E0902");
-        assert_eq!(parse_mesh("dp=2,dp=2").unwrap_err().code, "E0202");
+        let sizes = |names: &[&str]| names.iter().map(|n| (n.to_string(), 2)).collect::<Vec<_>>();
+        assert!(given_twice(&sizes(&["dp", "tp"])).is_none());
+        assert_eq!(given_twice(&sizes(&["dp", "tp", "dp"])).unwrap().code, "E0202");
     }
 
     #[test]

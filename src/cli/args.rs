@@ -116,6 +116,9 @@ pub struct CheckArgs {
     /// Judge the layouts of a plan, too
     #[arg(long, value_name = "NAME")]
     pub plan: Option<String>,
+    /// The same with other sizes of its mesh axes, such as dp=2,tp=4; without `--plan`, of the file's only plan
+    #[arg(long, value_name = "AXIS=N,..", value_parser = axis, value_delimiter = ',')]
+    pub mesh: Vec<(String, u64)>,
     /// Report as JSON, one object a line
     #[arg(long)]
     pub json: bool,

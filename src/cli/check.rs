@@ -11,8 +11,9 @@ use crate::types::grouped;
 
 pub fn run(args: &CheckArgs, out: &mut Output) -> Code {
     let mut c = check::check(&args.source.request(), &Disk);
-    if args.plan.is_some() && !c.sink.has_errors() {
-        let options = Options { request: args.source.request(), plan: args.plan.clone(), ..Options::default() };
+    if (args.plan.is_some() || !args.mesh.is_empty()) && !c.sink.has_errors() {
+        let (plan, mesh) = (args.plan.clone(), args.mesh.clone());
+        let options = Options { request: args.source.request(), plan, mesh, ..Options::default() };
         match comm::shown(&options, false, &Disk) {
             Ok(shown) => {
                 let Findings { sources, sink } = shown.findings();

@@ -5,6 +5,7 @@ use super::check;
 use super::findings::Outcome;
 use super::options::Options;
 use super::pipeline::{sound, with};
+use crate::check::plan::given_twice;
 use crate::diag::{Diagnostic, Sink, did_you_mean};
 use crate::elaborate::plan;
 use crate::resolve::Program;
@@ -23,6 +24,9 @@ pub struct Single {
 /// The plan of the options, on one device.
 pub fn single(options: &Options, program: &Program) -> Result<Single, Diagnostic> {
     let mut out = Single { precision: DType::F32, microbatches: None };
+    if let Some(d) = given_twice(&options.mesh) {
+        return Err(d);
+    }
     if let Some(name) = &options.plan {
         let plan = plan::find(program, name)?;
         if !options.ranks {

@@ -93,9 +93,10 @@ fn warning(s: &Sharded, rules: &Rules, names: &Names<'_>, op: &Operation, r: &Re
         }
     }
     let layer = g.scopes.get(op.scope.index()).map_or("", |s| &s.definition);
-    let scope = if layer.is_empty() { String::new() } else { format!(" in {layer}") };
-    d.help(format!(
-        "say so by `replicate {}{scope}`, or cut the work otherwise by a `shard` of another of its dims{scope}",
-        dims[at]
-    ))
+    let scope = |layer: &str| if layer.is_empty() { String::new() } else { format!(" in {layer}") };
+    let otherwise = format!("cut the work otherwise by a `shard` of another of its dims{}", scope(layer));
+    d.help(match story.graph.said(story.graph.value(r.value).dims[at]) {
+        Some((of, dim)) => format!("say so by `replicate {dim}{}`, or {otherwise}", scope(of.unwrap_or(layer))),
+        None => otherwise,
+    })
 }

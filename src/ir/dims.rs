@@ -2,6 +2,19 @@
 
 use super::*;
 
+impl Graph {
+    /// How a plan names a dim: the definition that it is local to, and its name there. None for dims that a pass has made of another one.
+    pub fn said(&self, dim: DimId) -> Option<(Option<&str>, &str)> {
+        let name = self.whole_name(dim);
+        let name = name.split_once('#').map_or(name, |n| n.0);
+        match name.rsplit_once('.') {
+            None => Some((None, name)),
+            Some((of, _)) if self.dims.iter().any(|d| d.name == of) => None,
+            Some((of, name)) => Some((Some(of), name)),
+        }
+    }
+}
+
 impl Op {
     /// The same operation on other dims: every dim that it names is replaced by `f` of it. (The body of a loop is not
     /// touched.)

@@ -169,5 +169,13 @@ fn a_gather_that_nobody_asked_for_is_a_finding_of_check() {
     {
         let text = said(arguments);
         assert!(text.contains("W0013") && text.contains("cuts `seq`"), "{arguments:?}\n{text}");
+        assert!(text.contains("say so by `replicate seq in Net`"), "{text}");
     }
+    // Nobody can write a dim that the compiler has made.
+    let text = "use nn.{BatchNorm, Linear}\nuse optim.{sgd}\ndim batch = 8, inner = 3, mid = 4\nmodel Net(x: [batch, inner]) {
+ let f = Linear[inner, mid]\n let norm = BatchNorm[mid]\n loss mean[batch, mid](square(norm(f(x))))\n}
+train Net { optimizer sgd(lr = 0.1)\n samples batch in 2 slices\n steps 2\n}\nplan p {\n mesh dp = 4\n shard batch by dp\n}\n";
+    write(folder.path(), "m.pta", text);
+    let text = said(&["comm", "m.pta"]);
+    assert!(!text.contains("replicate batch."), "{text}");
 }

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// All tensors' bytes of a run's newest checkpoint, by file.
-fn state(run: &Path) -> BTreeMap<String, Vec<u8>> {
+pub fn state(run: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut steps: Vec<_> = std::fs::read_dir(run)
         .expect("the run's folder")
         .map(|e| e.expect("an entry").path())

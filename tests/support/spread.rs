@@ -77,7 +77,7 @@ pub fn spread(source: &str, plan: &str, precision: DType, inputs: &[(&str, Vec<f
     Spread { graph, envs, one, whole }
 }
 
-fn dims_of<'a>(g: &'a Graph, k: usize) -> &'a [DimId] {
+fn dims_of(g: &Graph, k: usize) -> &[DimId] {
     match g.outputs[k].kind {
         OutputKind::Param(p) | OutputKind::InitParam(p) => &g.params[p.index()].dims,
         OutputKind::State(s) | OutputKind::InitState(s) => &g.states[s.index()].dims,
@@ -170,7 +170,7 @@ impl Spread {
     pub fn failure(&self) -> String {
         let mut all = support::ranks(&self.graph, 2);
         support::feed(&all, &self.envs);
-        all.run(0, RunArgs::default()).err().expect("it stops").to_string()
+        all.run(0, RunArgs::default()).expect_err("it stops").to_string()
     }
 
     /// Takes the step, on all ranks and on one device.

@@ -148,10 +148,34 @@ impl<'a> Elab<'a> {
             let e = Diagnostic::error("E0503", format!("axis `{name}` would cut both `{n}` and `{m}` of {what}"))
                 .at(second.dims_span, format!("cuts `{m}` by `{name}`"))
                 .and(first.dims_span, format!("cuts `{n}` by `{name}`, equally strong"));
-            let cure = format!("limit one statement to a scope: `shard {m} by {name} in Layer`");
-            return Some(self.with_place(e, op).help(cure));
+            return Some(self.with_place(e, op).help(self.cure(op, v, (x.0, first), name)));
         }
         None
+    }
+
+    /// What a plan can say so that the axis goes to the first of two dims: something stronger than the rules that claim it.
+    fn cure(&self, op: &Operation, v: ValueId, (dim, rule): (DimId, &Rule), axis: &str) -> String {
+        let graph = &self.b.graph;
+        let other = "leave one of them out, or cut one dim by another axis".to_string();
+        let Some((local, dim)) = graph.said(dim).filter(|_| rule.kind == RuleKind::Statement) else { return other };
+        let scope = &graph.scopes[op.scope.index()];
+        let own = scope.definition.as_str();
+        if own.is_empty() {
+            return other;
+        }
+        // A rule for the body itself is as strong as another one for it.
+        let within = rule.scope.as_ref().and_then(|s| s.text.split(['.', '[']).next());
+        if scope.parent.is_some() && within != Some(own) && local.is_none_or(|l| l == own) {
+            return format!("say which of them holds there: `shard {dim} by {axis} in {own}`");
+        }
+        let value = match &op.op {
+            Op::Param(p) => graph.params[p.index()].path.rsplit('.').next().map(str::to_string),
+            _ => graph.value(v).name.clone(),
+        };
+        match value.filter(|_| rule.scope.as_ref().is_none_or(|s| !s.named)) {
+            Some(value) => format!("say which of them holds there: `layout {own}.{value} @ [{dim}: {axis}]`"),
+            None => other,
+        }
     }
 
     fn value_name(&self, op: &Operation, v: ValueId) -> String {
