@@ -227,7 +227,6 @@ fn a_loss_that_is_not_finite() {
 fn plans_that_cannot_run_here() {
     let f = folder(r#"bytes("text.txt")"#);
     write(f.path(), "text.txt", &[1u8; 2000]);
-    fails(f.path(), &["build", "m.pta", "-o", "m", "--plan", "two"], "E0507");
     let said = fails(f.path(), &["train", "m.pta", "--plan", "tow"], "E0509");
     assert!(said.contains("two"), "{said}");
     fails(f.path(), &["train", "m.pta", "--plan", "two", "--mesh", "dq=1"], "E0501");

@@ -2,7 +2,7 @@
 //! agree with the interpreter in each precision (16-bit ones less closely: fused operations round less often), and losses
 //! in few bits are near those in f64. What memory was planned is what is used, to the byte.
 
-use partita::driver::engine::{Compiled, Engine, Figure, Interpreted, Routine};
+use partita::driver::engine::{Compiled, Engine, Figure, Interpreted, Machine, Routine};
 use partita::driver::pipeline::{self, ALL};
 use partita::driver::{Options, Recipe, Request};
 use partita::kernel::Bands;
@@ -122,7 +122,7 @@ fn check(case: Case) {
             None => exact = Some(ours),
             Some(exact) => compare(&case, &format!("{precision} near f64"), &ours, exact, loose, false),
         }
-        let exec = engine.into_executor().expect("one rank");
+        let Machine::One(exec) = engine.into_machine() else { panic!("several ranks") };
         for (n, routine) in exec.program().routines.iter().enumerate() {
             assert_eq!(exec.high_water(n), planned[n], "{} {precision}: arena of `{}`", case.file, routine.name);
             assert_eq!(exec.scratch_bytes(), scratch_bytes(exec.program(), 2));

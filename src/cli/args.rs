@@ -379,7 +379,6 @@ impl CompileArgs {
             request: self.source.request(),
             item: self.item.clone(),
             plan: self.plan.clone(),
-            ranks: false,
             mesh: self.mesh.clone(),
             precision: self.precision,
             threads,

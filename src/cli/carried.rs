@@ -102,6 +102,9 @@ fn dispatch(cli: Cli, program: Program, bundle: Bundle, out: &mut Output) -> Out
             }
             out.line(format!("samples      {}", if sample.is_some() { "yes" } else { "no" }));
             out.line(format!("code         {}", show::bytes(program.code.bytes.len() as u64)));
+            if program.mesh.ranks() > 1 {
+                out.line(format!("ranks        {}: {}", program.mesh.ranks(), program.mesh));
+            }
             out.line(format!("target       {}", program.code.target));
             Ok(OK)
         }

@@ -4,7 +4,6 @@ use super::args::{EvalArgs, EvalHow};
 use super::output::Output;
 use super::{Code, OK, train};
 use crate::diag::Diagnostic;
-use crate::driver::Options;
 use crate::driver::compile::{self, Compilation};
 use crate::driver::engine::{Compiled, Engine, Figure, elements};
 use crate::driver::evaluate::Pass;
@@ -28,7 +27,7 @@ pub fn run(args: &EvalArgs, threads: usize, out: &mut Output) -> Code {
 }
 
 fn compiled(args: &EvalArgs, threads: usize, out: &mut Output) -> Outcome<Code> {
-    let mut options = Options { ranks: true, ..args.compile.options(threads) };
+    let mut options = args.compile.options(threads);
     options.outputs = args.output.iter().map(|(name, _)| name.clone()).collect();
     let Compilation { findings, mut recipe, program, timings } =
         compile::evaluation(&options, args.how.initial, &Disk)?;

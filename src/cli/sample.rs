@@ -147,7 +147,7 @@ pub fn sampled(
     }
     out.line("");
     if how.profile {
-        profile::print(sampler.executor_mut(), STEP, "token", out);
+        sampler.with_executor(|exec| profile::print(exec, STEP, "token", out));
     }
     Ok(OK)
 }
@@ -243,7 +243,7 @@ fn arrays(sampler: &mut Sampler, how: &How, sources: &SourceMap, out: &mut Outpu
         }
     }
     if how.profile {
-        profile::print(sampler.executor_mut(), WHOLE, "sample", out);
+        sampler.with_executor(|exec| profile::print(exec, WHOLE, "sample", out));
     }
     Ok(OK)
 }

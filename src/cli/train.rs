@@ -5,7 +5,6 @@ use super::output::Output;
 use super::progress::{Progress, fitting};
 use super::{Code, OK, profile};
 use crate::diag::{Diagnostic, Severity};
-use crate::driver::Options;
 use crate::driver::compile::{self, Compilation};
 use crate::driver::engine::{Compiled, Engine, Interpreted};
 use crate::driver::findings::{Findings, Outcome};
@@ -27,7 +26,7 @@ pub fn run(args: &TrainArgs, threads: usize, out: &mut Output) -> Code {
 }
 
 fn train(args: &TrainArgs, threads: usize, out: &mut Output) -> Outcome<Code> {
-    let mut options = Options { ranks: true, ..args.compile.options(threads) };
+    let mut options = args.compile.options(threads);
     options.unfused = args.debug_nan;
     let timed = args.compile.timings;
     match args.engine {

@@ -74,7 +74,7 @@ codes! {
     "E0504" "statement matches no value"
     "E0505" "mesh does not fit"
     "E0506" "plan statement is malformed"
-    "E0507" "plan needs several ranks"
+    "E0507" "several ranks without a plan"
     "E0508" "layout conflict"
     "E0509" "unknown plan"
     "E0601" "batch statistic cut by microbatches"

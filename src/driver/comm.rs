@@ -5,7 +5,7 @@ use super::findings::{Findings, Outcome};
 use super::options::Options;
 use super::pipeline::{self, Graphs};
 use super::{plan, sharding};
-use crate::diag::Diagnostic;
+use crate::diag::{Diagnostic, Sink};
 use crate::inspect::comm::Entry;
 use crate::inspect::why::{self, Explained};
 use crate::inspect::{Comm, table};
@@ -24,7 +24,7 @@ pub struct Shown {
 /// The training step's collectives under the options' plan, or those of evaluation.
 pub fn shown(options: &Options, eval: bool, world: &dyn World) -> Outcome<Shown> {
     let options = plan::spread(options, world)?;
-    let mesh = plan::axes(&options, &check::load(&options.request, world).program);
+    let mesh = plan::axes(&options, &check::load(&options.request, world).program, &mut Sink::default());
     let graphs = pipeline::graphs(&options, world)?;
     let sharded = match (&graphs.sharding, eval) {
         (None, _) => None,

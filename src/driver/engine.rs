@@ -65,20 +65,42 @@ pub trait Engine {
 }
 
 /// What executes a program: all of its ranks are in this process.
-enum Machine {
+pub enum Machine {
     One(Box<Executor>),
     Many(Ranks),
 }
 
 impl Machine {
-    fn program(&self) -> Arc<Program> {
+    pub fn open(program: Program, options: ExecOptions) -> Result<Machine, RuntimeError> {
+        let ranks = program.mesh.ranks();
+        if ranks > MOST_RANKS {
+            let why = format!("the plan has {ranks} ranks, of which one process runs {MOST_RANKS} at most");
+            return Err(RuntimeError::new("E0505", why)
+                .help("make the mesh smaller, as in `--mesh dp=2`; `comm` and `verify` take any size"));
+        }
+        let program = Arc::new(program);
+        Ok(match ranks {
+            1 => Machine::One(Box::new(Executor::new(program, options)?)),
+            _ => Machine::Many(Ranks::new(program, RankOptions { exec: options, ..RankOptions::default() })?),
+        })
+    }
+
+    /// What runs the first rank.
+    pub fn with_executor<T>(&mut self, f: impl FnOnce(&mut Executor) -> T) -> T {
+        match self {
+            Machine::One(exec) => f(exec),
+            Machine::Many(ranks) => f(&mut ranks.executor(0)),
+        }
+    }
+
+    pub fn program(&self) -> Arc<Program> {
         match self {
             Machine::One(exec) => exec.program().clone(),
             Machine::Many(ranks) => ranks.program().clone(),
         }
     }
 
-    fn run(&mut self, routine: usize, args: RunArgs) -> Result<(), RuntimeError> {
+    pub fn run(&mut self, routine: usize, args: RunArgs) -> Result<(), RuntimeError> {
         match self {
             Machine::One(exec) => exec.run(routine, args),
             Machine::Many(ranks) => ranks.run(routine, args),
@@ -86,7 +108,7 @@ impl Machine {
     }
 
     /// Every rank takes its part.
-    fn write(&mut self, array: Array, bytes: &[u8]) {
+    pub fn write(&mut self, array: Array, bytes: &[u8]) {
         match self {
             Machine::Many(ranks) => ranks.scatter(array, bytes),
             Machine::One(exec) => match array {
@@ -109,17 +131,16 @@ impl Machine {
         }
     }
 
-    /// Shape and elements of an output.
-    fn output(&self, routine: usize, n: usize) -> (Vec<usize>, Vec<f64>) {
-        let program = self.program();
-        let r = &program.routines[routine];
-        let dtype = r.buffer(r.outputs[n].buffer).dtype;
+    /// Shape and bytes of an output.
+    pub fn output(&self, routine: usize, n: usize) -> (Vec<usize>, Vec<u8>) {
         match self {
-            Machine::One(exec) => (r.outputs[n].shape.clone(), numbers(dtype, exec.output(routine, n))),
+            Machine::One(exec) => {
+                (exec.program().routines[routine].outputs[n].shape.clone(), exec.output(routine, n).to_vec())
+            }
             Machine::Many(ranks) => {
                 let mut bytes = Vec::new();
                 let shape = ranks.output(routine, n, &mut bytes);
-                (shape, numbers(dtype, &bytes))
+                (shape, bytes)
             }
         }
     }
@@ -144,35 +165,17 @@ impl Compiled {
         let params = recipe.params.iter().map(|p| find(&program.params, &p.name)).collect();
         let states = recipe.states.iter().map(|(s, _)| find(&program.states, &s.name)).collect();
         let watched = options.check_finite;
-        let ranks = program.mesh.ranks();
-        if ranks > MOST_RANKS {
-            let why = format!("the plan has {ranks} ranks, of which one process runs {MOST_RANKS} at most");
-            return Err(RuntimeError::new("E0505", why)
-                .help("make the mesh smaller, as in `--mesh dp=2`; `comm` and `verify` take any size"));
-        }
-        let program = Arc::new(program);
-        let machine = if program.mesh.ranks() == 1 {
-            Machine::One(Box::new(Executor::new(program, options)?))
-        } else {
-            Machine::Many(Ranks::new(program, RankOptions { exec: options, ..RankOptions::default() })?)
-        };
+        let machine = Machine::open(program, options)?;
         Ok(Compiled { machine, params, states, watched })
     }
 
     /// What runs the first rank.
     pub fn with_executor<T>(&mut self, f: impl FnOnce(&mut Executor) -> T) -> T {
-        match &mut self.machine {
-            Machine::One(exec) => f(exec),
-            Machine::Many(ranks) => f(&mut ranks.executor(0)),
-        }
+        self.machine.with_executor(f)
     }
 
-    /// What runs the only rank; none where there are several.
-    pub fn into_executor(self) -> Option<Executor> {
-        match self.machine {
-            Machine::One(exec) => Some(*exec),
-            Machine::Many(_) => None,
-        }
+    pub fn into_machine(self) -> Machine {
+        self.machine
     }
 
     fn routine(&self, name: &str) -> Result<usize, RuntimeError> {
@@ -217,7 +220,8 @@ impl Engine for Compiled {
         self.machine.run(n, RunArgs { seed, step: number, position: 0 }).map_err(stop)?;
         let read = r.outputs.iter().enumerate().map(|(k, o)| {
             let dtype = r.buffer(o.buffer).dtype;
-            let (shape, values) = self.machine.output(n, k);
+            let (shape, bytes) = self.machine.output(n, k);
+            let values = numbers(dtype, &bytes);
             Figure { kind: o.kind, name: o.name.clone(), dtype, dims: o.dims.clone(), shape, values }
         });
         Ok(read.collect())

@@ -49,6 +49,7 @@ pub fn export(options: &Options, request: &ExportRequest, world: &dyn World) -> 
         return Err(Findings::of(Diagnostic::error("E0711", format!("there is no model `{}`", item.model.text))));
     };
     let mut sink = Sink::default();
+    plan::axes(options, &c.program, &mut sink);
     let map = match &request.map {
         Some(map) => weights::map(&c.program, &c.settings, model, map, None, single.precision, &mut sink),
         None => {

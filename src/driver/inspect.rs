@@ -30,7 +30,6 @@ pub enum Stage {
 
 /// One form of a program; `model` chooses among several for the stages before gradients.
 pub fn text(stage: Stage, model: Option<&str>, options: &Options, world: &dyn World) -> Outcome<String> {
-    let options = &Options { ranks: true, ..options.clone() };
     match stage {
         Stage::Ast => {
             let c = sound(check::load(&options.request, world))?;

@@ -4,7 +4,7 @@ use super::findings::{Findings, Outcome, span_of};
 use super::options::Options;
 use super::pipeline::{self, Graphs};
 use super::{check, plan, weights};
-use crate::diag::Diagnostic;
+use crate::diag::{Diagnostic, Sink};
 use crate::kernel::Module;
 use crate::memory::{self, Report};
 use crate::mesh::{Mesh, cut};
@@ -36,8 +36,7 @@ pub struct Needed {
 
 /// The peak of the routine that needs most: all routines share one arena.
 pub fn needed(options: &Options, world: &dyn World) -> Outcome<Needed> {
-    let options = &Options { ranks: true, ..options.clone() };
-    let mesh = plan::axes(options, &check::load(&options.request, world).program);
+    let mesh = plan::axes(options, &check::load(&options.request, world).program, &mut Sink::default());
     let graphs = pipeline::graphs(options, world)?;
     let sources = &graphs.findings.sources;
     let (report, program) = peak(pipeline::of_rank(&graphs, pipeline::ALL, sources, options)?)?;

@@ -13,8 +13,6 @@ pub struct Options {
     pub item: Option<String>,
     /// Name of the plan; without it one device.
     pub plan: Option<String>,
-    /// Plans of several ranks are welcome.
-    pub ranks: bool,
     /// `--mesh axis=size`
     pub mesh: Vec<(String, u64)>,
     /// Replaces the plan's precision.

@@ -171,9 +171,10 @@ pub fn program(
     let mut p = Passes::new(options);
     let sources = g.findings.sources.clone();
     let mut module = Module::new(&sources);
+    let mut stored = None;
     if let Some(programs) = p.run("shard", || sharding::programs(g))? {
         (g.train, g.eval, g.init) = (programs.train.graph, programs.eval.graph, programs.init.graph);
-        g.sharding = None;
+        stored = g.sharding.take().map(|s| s.storage);
     }
     // What is lowered is not needed any more.
     p.run("lower", || {
@@ -184,7 +185,7 @@ pub fn program(
         }
     });
     if let Some(s) = sample {
-        p.run("lower sampling", || sample::lower_into(&mut module, s, options));
+        p.run("lower sampling", || sample::lower_into(&mut module, s, stored.as_ref(), options))?;
     }
     // Offsets come last: they need the final list of steps.
     p.run("plan memory", || module.program.routines.iter_mut().for_each(memory::plan));

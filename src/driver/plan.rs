@@ -1,16 +1,15 @@
-//! Which plan is meant, and what it means for a run on one device: its precision and its microbatches. There a plan of several
-//! ranks is refused.
+//! Which plan is meant, and what of it takes effect on any number of ranks: its precision and its microbatches.
 
 use super::check;
 use super::findings::Outcome;
 use super::options::Options;
 use super::pipeline::{sound, with};
 use crate::check::plan::given_twice;
-use crate::diag::{Diagnostic, Sink, did_you_mean};
+use crate::diag::{Diagnostic, Sink};
 use crate::elaborate::plan;
 use crate::resolve::Program;
 use crate::source::{Span, World};
-use crate::syntax::ast::{Plan, PlanKind};
+use crate::syntax::ast::PlanKind;
 use crate::types::DType;
 
 /// What of a plan takes effect on one device.
@@ -29,9 +28,6 @@ pub fn single(options: &Options, program: &Program) -> Result<Single, Diagnostic
     }
     if let Some(name) = &options.plan {
         let plan = plan::find(program, name)?;
-        if !options.ranks {
-            one_rank(plan, options)?;
-        }
         for line in &plan.lines {
             match &line.kind {
                 PlanKind::Precision { name, .. } => {
@@ -46,9 +42,12 @@ pub fn single(options: &Options, program: &Program) -> Result<Single, Diagnostic
             }
         }
     } else if let Some((axis, _)) = options.mesh.iter().find(|(_, n)| *n != 1) {
-        return Err(Diagnostic::error("E0507", format!("`--mesh {axis}=..` asks for several ranks"))
-            .with_note("this version runs programs on one device")
-            .help("leave `--mesh` out"));
+        return Err(Diagnostic::error(
+            "E0507",
+            format!("`--mesh {axis}=..` asks for several ranks, but no plan is named"),
+        )
+        .with_note("a plan says what its ranks share: `plan p { mesh dp = 2; shard batch by dp }`")
+        .help("name one with `--plan NAME`, or leave `--mesh` out"));
     }
     if let Some(p) = options.precision {
         out.precision = p;
@@ -58,7 +57,7 @@ pub fn single(options: &Options, program: &Program) -> Result<Single, Diagnostic
 
 /// The options with a plan: the one that they name, else the file's only one. Its ranks may be many.
 pub fn spread(options: &Options, world: &dyn World) -> Outcome<Options> {
-    let mut out = Options { ranks: true, ..options.clone() };
+    let mut out = options.clone();
     if out.plan.is_some() {
         return Ok(out);
     }
@@ -88,44 +87,14 @@ pub fn spread(options: &Options, world: &dyn World) -> Outcome<Options> {
     Err(with(d, &c.sources))
 }
 
-/// Names and sizes of the axes of the options' plan.
-pub fn axes(options: &Options, program: &Program) -> Vec<(String, u64)> {
+/// Names and sizes of the axes of the options' plan, and what is wrong with them.
+pub fn axes(options: &Options, program: &Program, found: &mut Sink) -> Vec<(String, u64)> {
     let Some(Ok(ast)) = options.plan.as_ref().map(|name| plan::find(program, name)) else { return Vec::new() };
-    let axes = crate::check::plan::mesh(ast, &options.mesh, &mut Sink::default());
+    let axes = crate::check::plan::mesh(ast, &options.mesh, found);
     axes.into_iter().map(|a| (a.name, a.size)).collect()
 }
 
 /// A precision by its name.
 pub fn precision(name: &str) -> Option<DType> {
     DType::parse(name).filter(|t| t.is_float())
-}
-
-fn one_rank(plan: &Plan, options: &Options) -> Result<(), Diagnostic> {
-    let mut axes: Vec<(&str, u64, Span)> = Vec::new();
-    for line in &plan.lines {
-        if let PlanKind::Mesh(mesh) = &line.kind {
-            axes.extend(mesh.iter().map(|a| (a.name.text.as_str(), a.size.0, a.name.span.to(a.size.1))));
-        }
-    }
-    for (name, size) in &options.mesh {
-        match axes.iter_mut().find(|a| a.0 == name) {
-            Some(a) => a.1 = *size,
-            None => {
-                let names: Vec<&str> = axes.iter().map(|a| a.0).collect();
-                let d = Diagnostic::error("E0501", format!("plan `{}` has no mesh axis `{name}`", plan.name.text))
-                    .at(plan.head, "this plan");
-                return Err(match did_you_mean(name, names.iter().copied()) {
-                    Some(n) => d.help(format!("did you mean `{n}`?")),
-                    None => d.help(format!("its axes: {}", names.join(", "))),
-                });
-            }
-        }
-    }
-    let ranks = axes.iter().fold(1u64, |n, a| n.saturating_mul(a.1));
-    let Some(large) = axes.iter().find(|a| a.1 != 1) else { return Ok(()) };
-    let cure: Vec<String> = axes.iter().filter(|a| a.1 != 1).map(|a| format!("{}=1", a.0)).collect();
-    Err(Diagnostic::error("E0507", format!("plan `{}` needs {ranks} ranks, this version runs on one", plan.name.text))
-        .at(large.2, format!("axis `{}` has {} ranks", large.0, large.1))
-        .with_note("a plan changes where a program runs, never what it computes")
-        .help(format!("leave `--plan` out, or shrink the mesh: `--mesh {}`", cure.join(","))))
 }

@@ -5,6 +5,7 @@ use super::findings::{Findings, Outcome};
 use super::options::Options;
 use super::origin::Author;
 use super::pipeline::{sound, target, with};
+use super::sharding::{self, Spread};
 use super::{plan, size};
 use crate::check::constant::Const;
 use crate::diag::{Diagnostic, did_you_mean};
@@ -19,6 +20,7 @@ use crate::runtime::RuntimeError;
 use crate::runtime::checkpoint::TensorInfo;
 use crate::runtime::data::Input;
 use crate::runtime::tokenizer::TokenizerFile;
+use crate::shard::Storage;
 use crate::source::World;
 use crate::stream;
 use crate::syntax::ast::{
@@ -81,6 +83,8 @@ pub struct SampleGraphs {
     pub recipe: SampleRecipe,
     /// Routine name and graph, in the order in which they run.
     pub routines: Vec<(&'static str, Graph)>,
+    /// How the plan spreads them over ranks; none on one device.
+    pub spread: Option<Spread>,
 }
 
 pub const PRELUDE: &str = "sample once";
@@ -99,6 +103,10 @@ pub fn graphs(options: &Options, item: Option<&str>, world: &dyn World) -> Outco
     let (mut e, facts) = elaborated(&c.program, &c.settings, chosen, single.precision);
     let mut findings = Findings { sources: c.sources.clone(), sink: c.sink.clone() };
     findings.sink.extend(std::mem::take(&mut e.sink));
+    let spread = match findings.sink.has_errors() {
+        true => None,
+        false => sharding::of_sampler(options, &c.program, &mut e, &mut findings.sink),
+    };
     if findings.sink.has_errors() {
         return Err(Box::new(findings));
     }
@@ -115,9 +123,11 @@ pub fn graphs(options: &Options, item: Option<&str>, world: &dyn World) -> Outco
         let input = whole.inputs[feed.input.index()].name.clone();
         recipe.fed = Some(Fed { input, capacity, chunk: CHUNK_POSITIONS.min(capacity) });
     }
+    let all = spread.is_some().then(|| whole.clone());
     let routines = routines(whole, &facts).map_err(|d| with(d, &findings.sources))?;
     recipe.prelude = routines[0].0 == PRELUDE;
-    Ok(SampleGraphs { findings, recipe, routines })
+    let spread = spread.zip(all).map(|(s, whole)| s.on(&whole, routines.iter().map(|r| &r.1)));
+    Ok(SampleGraphs { findings, recipe, routines, spread })
 }
 
 /// Walks a sample item. The sample dim has one element where an input is fed back.
@@ -176,19 +186,22 @@ pub fn has_item(options: &Options, world: &dyn World) -> Outcome<bool> {
     Ok(!items.is_empty())
 }
 
-/// Adds the routines to a program under construction.
-pub fn lower_into(module: &mut Module, g: &SampleGraphs, options: &Options) {
+/// Adds the routines to a program under construction, whose parameters and states may be stored in a way of their own.
+pub fn lower_into(module: &mut Module, g: &SampleGraphs, stored: Option<&Storage>, options: &Options) -> Outcome<()> {
     let lowering = options.lowering();
+    let spread = g.spread.as_ref().map(|s| s.beside(stored.unwrap_or(&Storage::default())));
     for (name, graph) in &g.routines {
-        module.add(name, graph, &lowering);
+        let own = spread.as_ref().map(|s| s.routine(graph)).transpose()?;
+        module.add(name, own.as_ref().unwrap_or(graph), &lowering);
     }
+    Ok(())
 }
 
 /// A program that samples and does nothing else.
 pub fn program(g: &SampleGraphs, options: &Options) -> Outcome<Program> {
     let sources = g.findings.sources.clone();
     let mut module = Module::new(&sources);
-    lower_into(&mut module, g, options);
+    lower_into(&mut module, g, None, options)?;
     module.program.routines.iter_mut().for_each(memory::plan);
     let code = target()?.compile(&module.kernels, options.thread_count());
     module.program.code = code.map_err(|why| super::passes::internal("generate code", &why))?;

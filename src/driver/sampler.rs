@@ -1,7 +1,7 @@
 //! Sampling: weights of a checkpoint, a prompt, and one new element after another; or the outputs of a written-out
 //! sampler.
 
-use super::engine::{Compiled, stop};
+use super::engine::{Compiled, Machine, stop};
 use super::findings::Stop;
 use super::recipe::Recipe;
 use super::sample::{CHUNK, Fed, PRELUDE, STEP, SampleRecipe, TextForm, WHOLE};
@@ -12,9 +12,8 @@ use crate::program::{Action, Library, OutputKind, Program, Slot};
 use crate::runtime::RuntimeError;
 use crate::runtime::checkpoint::{Checkpoint, TensorInfo};
 use crate::runtime::data::{CharTable, Input, given};
-use crate::runtime::exec::{ExecOptions, Executor, RunArgs};
+use crate::runtime::exec::{Array, ExecOptions, Executor, RunArgs};
 use crate::runtime::tokenizer::{Bytes, Chars, Codec, Ids, Tokenizer};
-use std::sync::Arc;
 
 /// What the command line says of the draw.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -33,7 +32,7 @@ pub enum Weights<'w> {
 }
 
 pub struct Sampler {
-    exec: Executor,
+    machine: Machine,
     recipe: SampleRecipe,
     chars: Option<CharTable>,
     seed: u64,
@@ -60,24 +59,24 @@ impl Sampler {
         let temperature = settle(&mut program, &recipe, draws)?;
         let mut out = match from {
             Weights::Trained(from) => {
-                let exec = Executor::new(Arc::new(program), options)?;
-                let mut out = Sampler { exec, recipe, chars: from.index.chars.clone(), seed };
+                let machine = Machine::open(program, options)?;
+                let mut out = Sampler { machine, recipe, chars: from.index.chars.clone(), seed };
                 out.restore(from)?;
                 out
             }
             Weights::Initial(item) => {
                 let mut engine = Compiled::open(program, item, options)?;
                 weights::begin(item, &mut engine, item.seed)?;
-                let exec = engine.into_executor().ok_or_else(|| RuntimeError::internal("sampling on many ranks"))?;
-                Sampler { exec, recipe, chars: None, seed }
+                Sampler { machine: engine.into_machine(), recipe, chars: None, seed }
             }
         };
-        if let Some(n) = out.exec.program().states.iter().position(|s| s.path == TEMPERATURE) {
-            let state = out.exec.state_mut(n);
-            match state.len() {
-                8 => state.copy_from_slice(&temperature.to_ne_bytes()),
-                _ => state.copy_from_slice(&(temperature as f32).to_ne_bytes()),
-            }
+        let states = &out.machine.program().states;
+        if let Some(n) = states.iter().position(|s| s.path == TEMPERATURE) {
+            let bytes = match states[n].whole_bytes() {
+                8 => temperature.to_ne_bytes().to_vec(),
+                _ => (temperature as f32).to_ne_bytes().to_vec(),
+            };
+            out.machine.write(Array::State(n), &bytes);
         }
         Ok(out)
     }
@@ -86,9 +85,9 @@ impl Sampler {
         &self.recipe
     }
 
-    /// What runs the sampler, to ask what its runs took.
-    pub fn executor_mut(&mut self) -> &mut Executor {
-        &mut self.exec
+    /// What runs the sampler on the first rank, to ask what its runs took.
+    pub fn with_executor<T>(&mut self, f: impl FnOnce(&mut Executor) -> T) -> T {
+        self.machine.with_executor(f)
     }
 
     /// Parameters and model states by name; averages, where the checkpoint has them, in the place of parameters.
@@ -107,13 +106,13 @@ impl Sampler {
                 }
             }
         }
-        let program = self.exec.program().clone();
-        let exec = &mut self.exec;
+        let program = self.machine.program();
+        let machine = &mut self.machine;
         from.read_each(MODEL, &mut |info, bytes| {
             if let Some(n) = program.params.iter().position(|p| p.path == info.name) {
-                exec.param_mut(n).copy_from_slice(bytes);
+                machine.write(Array::Param(n), bytes);
             } else if let Some(n) = program.states.iter().position(|s| s.path == info.name) {
-                exec.state_mut(n).copy_from_slice(bytes);
+                machine.write(Array::State(n), bytes);
             }
             Ok(())
         })?;
@@ -121,7 +120,7 @@ impl Sampler {
             from.read_each(AVERAGE, &mut |info, bytes| {
                 let path = info.name.strip_prefix("average:").unwrap_or(&info.name);
                 if let Some(n) = program.params.iter().position(|p| p.path == path) {
-                    exec.param_mut(n).copy_from_slice(bytes);
+                    machine.write(Array::Param(n), bytes);
                 }
                 Ok(())
             })?;
@@ -181,10 +180,11 @@ impl Sampler {
             let bytes = given(input, text, &|| self.codec())?;
             let shape: Vec<usize> = input.dims.iter().map(|d| d.size).collect();
             // A program may have inputs of this name and other sizes: of training, or of the model.
-            let program = self.exec.program().clone();
-            let same = |s: &Slot| s.path == *name && s.shape == shape && s.dtype == input.dtype;
+            let program = self.machine.program();
+            let same =
+                |s: &Slot| s.path == *name && s.whole_shape().eq(shape.iter().copied()) && s.dtype == input.dtype;
             for (n, _) in program.inputs.iter().enumerate().filter(|(_, s)| same(s)) {
-                self.exec.input_mut(n).copy_from_slice(&bytes);
+                self.machine.write(Array::Input(n), &bytes);
             }
         }
         Ok(())
@@ -236,50 +236,51 @@ impl Sampler {
     fn step(&mut self, fed: &Fed, ids: &[u32], position: usize, step: u64) -> Result<u32, Stop> {
         let name = if ids.len() == 1 { STEP } else { CHUNK };
         let routine = self.routine(name)?;
-        let program = self.exec.program().clone();
+        let program = self.machine.program();
         for slot in &program.routines[routine].inputs {
-            if program.inputs[*slot as usize].path == fed.input {
+            let to = &program.inputs[*slot as usize];
+            if to.path == fed.input {
                 let bytes: Vec<u8> = ids.iter().flat_map(|i| (*i as i32).to_ne_bytes()).collect();
-                let to = self.exec.input_mut(*slot as usize);
-                if to.len() != bytes.len() {
+                if to.whole_bytes() != bytes.len() {
                     return Err(RuntimeError::new("E0803", format!("input `{}` is not one row of ids", fed.input))
                         .help("sampling feeds one sequence of ints at a time")
                         .into());
                 }
-                to.copy_from_slice(&bytes);
+                self.machine.write(Array::Input(*slot as usize), &bytes);
             }
         }
         let args = RunArgs { seed: self.seed, step, position: position as i32 };
-        self.exec.run(routine, args).map_err(stop)?;
+        self.machine.run(routine, args).map_err(stop)?;
         let next = program.routines[routine].outputs.iter().position(|o| o.name == NEXT && o.kind == OutputKind::Value);
         let Some(k) = next else { return Err(RuntimeError::internal("no next input").into()) };
-        let bytes = self.exec.output(routine, k);
+        let (_, bytes) = self.machine.output(routine, k);
         let last: &[u8] = &bytes[bytes.len() - 4..];
         Ok(bytemuck::pod_read_unaligned::<i32>(last).max(0) as u32)
     }
 
     fn routine(&self, name: &str) -> Result<usize, RuntimeError> {
-        self.exec.routine(name).ok_or_else(|| RuntimeError::internal(format!("the program has no routine `{name}`")))
+        let routines = &self.machine.program().routines;
+        let found = routines.iter().position(|r| r.name == name);
+        found.ok_or_else(|| RuntimeError::internal(format!("the program has no routine `{name}`")))
     }
 
     fn run(&mut self, name: &str, number: u64, position: i32) -> Result<usize, Stop> {
         let routine = self.routine(name)?;
-        self.exec.run(routine, RunArgs { seed: self.seed, step: number, position }).map_err(stop)?;
+        self.machine.run(routine, RunArgs { seed: self.seed, step: number, position }).map_err(stop)?;
         Ok(routine)
     }
 
     /// Runs a written-out sampler once.
     pub fn whole(&mut self, number: u64) -> Result<Vec<Sampled>, Stop> {
         let routine = self.run(WHOLE, number, 0)?;
-        let program = self.exec.program().clone();
+        let program = self.machine.program();
         let outputs = program.routines[routine].outputs.iter().enumerate();
         Ok(outputs
             .filter(|(_, o)| o.kind == OutputKind::Value)
-            .map(|(k, o)| Sampled {
-                name: o.name.clone(),
-                dtype: program.routines[routine].buffer(o.buffer).dtype,
-                shape: o.shape.clone(),
-                bytes: self.exec.output(routine, k).to_vec(),
+            .map(|(k, o)| {
+                let (shape, bytes) = self.machine.output(routine, k);
+                let dtype = program.routines[routine].buffer(o.buffer).dtype;
+                Sampled { name: o.name.clone(), dtype, shape, bytes }
             })
             .collect())
     }

@@ -9,7 +9,7 @@ use crate::diag::{Diagnostic, Sink};
 use crate::elaborate::Elab;
 use crate::elaborate::plan::{self, PlanScope, Recompute, ResolvedPlan, RuleKind};
 use crate::inspect::unasked;
-use crate::ir::{DimId, Graph};
+use crate::ir::{DimId, Graph, Op};
 use crate::mesh::{self, Atom, Axis, Cut, Entry, Mesh};
 use crate::resolve::Program;
 use crate::shard::{self, Pin, Place, Rules, Sharded, Storage, Strength, Zero};
@@ -54,9 +54,6 @@ pub fn resolve(
     eval: &mut Elab<'_>,
     found: &mut Sink,
 ) -> Option<Sharding> {
-    if !options.ranks {
-        return None;
-    }
     let ast = plan::find(program, options.plan.as_ref()?).ok()?;
     let (plan, sink) = train.resolve_plan(ast, &options.mesh);
     found.extend(sink);
@@ -70,6 +67,71 @@ pub fn resolve(
         }
     };
     (rules.mesh.ranks() > 1).then(|| Sharding { plan, train: rules, eval: others, storage: Storage::default() })
+}
+
+/// How the plan of the options spreads the graphs of a sampler.
+#[derive(Debug)]
+pub struct Spread {
+    pub rules: Rules,
+    pub storage: Storage,
+}
+
+/// The plan of the options against a walk of a sample item; none where it leaves everything on one device. What of the plan
+/// is about training alone says nothing here.
+pub fn of_sampler(options: &Options, program: &Program, walk: &mut Elab<'_>, found: &mut Sink) -> Option<Spread> {
+    let ast = plan::find(program, options.plan.as_ref()?).ok()?;
+    let (_, sink) = walk.resolve_plan(ast, &options.mesh);
+    let missing = |d: &Diagnostic| matches!(d.code, "E0504" | "E0201");
+    sink.sorted().into_iter().filter(|d| !missing(d)).for_each(|d| found.push(d));
+    let plan = walk.resolve_plan_again(ast, &options.mesh);
+    match rules(&plan, &walk.b.graph) {
+        Ok(rules) => (rules.mesh.ranks() > 1).then(|| Spread { rules, storage: Storage::default() }),
+        Err(d) => {
+            found.push(*d);
+            None
+        }
+    }
+}
+
+impl Spread {
+    /// With the layouts that parameters and states have: those of the whole graph, and caches as the first routine that reads
+    /// them has them.
+    pub fn on<'g>(mut self, whole: &Graph, routines: impl Iterator<Item = &'g Graph>) -> Spread {
+        self.storage = shard::storage(whole, &self.rules);
+        for graph in routines {
+            let mut reads = vec![false; graph.states.len()];
+            for op in &graph.ops {
+                if let Op::State(s) = op.op {
+                    reads[s.index()] = true;
+                }
+            }
+            let own = shard::storage(graph, &self.rules);
+            for (s, _) in graph.states.iter().zip(reads).filter(|(_, read)| *read) {
+                self.storage.states.entry(s.path.clone()).or_insert_with(|| own.states[&s.path].clone());
+            }
+        }
+        self
+    }
+
+    /// As a training run stores what it has, too.
+    pub fn beside(&self, training: &Storage) -> Spread {
+        let mut storage = self.storage.clone();
+        storage.params.extend(training.params.iter().map(|(path, s)| (path.clone(), s.clone())));
+        storage.states.extend(training.states.iter().map(|(path, s)| (path.clone(), s.clone())));
+        Spread { rules: self.rules.clone(), storage }
+    }
+
+    /// A routine of a rank, verified.
+    pub fn routine(&self, graph: &Graph) -> Outcome<Graph> {
+        let mut storage = self.storage.clone();
+        // What no routine reads is whole on every rank.
+        for s in &graph.states {
+            storage.states.entry(s.path.clone()).or_insert_with(|| vec![Cut::new(); s.dims.len()]);
+        }
+        let out = shard::shard(graph, &self.rules, &storage).graph;
+        shard::verify(&out).map_err(|why| internal("shard sampler", &why))?;
+        Ok(out)
+    }
 }
 
 /// The programs of a rank, verified.

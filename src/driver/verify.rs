@@ -51,7 +51,7 @@ const FLOOR: f64 = 1e-4;
 
 /// Runs `steps` steps of the plan of the options in f64.
 pub fn verify(options: &Options, world: &dyn World, steps: u64) -> Outcome<Report> {
-    let options = Options { precision: Some(DType::F64), ranks: true, ..options.clone() };
+    let options = Options { precision: Some(DType::F64), ..options.clone() };
     let g = pipeline::graphs(&options, world)?;
     let Some(programs) = sharding::programs(&g)? else {
         let d =

@@ -121,8 +121,12 @@ impl Slot {
 
     /// Bytes of the whole that ranks hold parts of.
     pub fn whole_bytes(&self) -> usize {
-        let extents = self.shape.iter().zip(&self.cut).map(|(n, c)| c.as_ref().map_or(*n, |c| c.extent));
-        extents.product::<usize>() * self.dtype.bytes()
+        self.whole_shape().product::<usize>() * self.dtype.bytes()
+    }
+
+    /// The shape of that whole.
+    pub fn whole_shape(&self) -> impl Iterator<Item = usize> {
+        self.shape.iter().zip(&self.cut).map(|(n, c)| c.as_ref().map_or(*n, |c| c.extent))
     }
 
     /// Bytes set aside for it: whole cache lines.

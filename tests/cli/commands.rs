@@ -81,11 +81,15 @@ fn settings_that_do_not_exist_are_errors() {
 }
 
 #[test]
-fn plans_of_several_ranks_are_refused_with_a_cure() {
+fn a_plan_that_is_not_there_is_refused_with_a_cure() {
     let folder = tiny();
-    let text = fails(folder.path(), &["build", "tiny.pta", "-o", "tiny", "--plan", "many"], 1, "E0507");
-    assert!(text.contains("8 ranks") && text.contains("--mesh dp=1,tp=1"), "{text}");
-    fails(folder.path(), &["memory", "tiny.pta", "--mesh", "dp=2"], 1, "E0507");
+    for command in [&["memory"][..], &["train"], &["sample"], &["build", "-o", "x"], &["eval"], &["export", "-o", "x"]]
+    {
+        let with = |more: &[&str]| fails(folder.path(), &[command, &["tiny.pta"], more].concat(), 1, "E050");
+        let text = with(&["--mesh", "dp=2"]);
+        assert!(text.contains("E0507") && text.contains("no plan is named"), "{text}");
+        assert!(with(&["--plan", "many", "--mesh", "dq=1"]).contains("did you mean `dp`?"));
+    }
     let text = fails(folder.path(), &["memory", "tiny.pta", "--plan", "singel"], 1, "E0509");
     assert!(text.contains("did you mean `single`?"), "{text}");
     let text = fails(folder.path(), &["memory", "tiny.pta", "--plan", "many", "--mesh", "dq=1"], 1, "E0501");

@@ -1,7 +1,8 @@
 //! Commands about plans of several ranks.
 
 use crate::run::{partita, succeeds};
-use crate::{err, fails, out, write};
+use crate::{err, fails, out, tiny, write};
+use std::process::Command;
 use tempfile::TempDir;
 
 const NET: &str = "
@@ -75,6 +76,38 @@ fn memory_is_that_of_a_rank() {
     assert!(text.starts_with("plan q: dp = 4000 (4000 ranks), all alike\npeak of each rank "), "{text}");
     assert!(text.contains("uneven: batch 8 by dp: parts of 1 to 0; every rank has room"), "{text}");
     fails(folder.path(), &["memory", "two.pta", "--plan", "q", "--limit", "1KiB"], 1, "E0604");
+}
+
+#[test]
+fn sampling_built_programs_and_exports_are_those_of_one_device_under_any_plan() {
+    let folder = tiny();
+    let at = folder.path();
+    succeeds(at, &["train", "tiny.pta", "--steps", "2"]);
+    let sample = ["sample", "tiny.pta", "--prompt", "a text", "--length", "12"];
+    let one = succeeds(at, &sample);
+    assert_eq!(succeeds(at, &[&sample[..], &["--plan", "many"]].concat()), one);
+    assert_eq!(succeeds(at, &[&sample[..], &["--plan", "many", "--mesh", "tp=5,dp=1"]].concat()), one);
+    let initial = [&sample[..], &["--initial"]].concat();
+    assert_eq!(succeeds(at, &[&initial[..], &["--plan", "many"]].concat()), succeeds(at, &initial));
+    // A program is built for all ranks of its plan, and goes on from a checkpoint of one.
+    succeeds(at, &["build", "tiny.pta", "-o", "prog", "--plan", "many", "--mesh", "tp=2"]);
+    let prog = |arguments: &[&str]| {
+        let output = Command::new(at.join("prog")).args(arguments).current_dir(at).output().expect("it runs");
+        assert!(output.status.success(), "{}", err(&output));
+        out(&output)
+    };
+    assert!(prog(&["info"]).contains("ranks        4: dp = 2, tp = 2\n"), "{}", prog(&["info"]));
+    assert_eq!(prog(&["sample", "--prompt", "a text", "--length", "12"]), one);
+    prog(&["train", "--resume", "--steps", "4"]);
+    succeeds(at, &["train", "tiny.pta", "--steps", "4", "--out", "one"]);
+    let exported = |from: &str, plan: &[&str]| {
+        let export = ["export", "tiny.pta", "-o", "w.safetensors", "--checkpoint", from];
+        succeeds(at, &[&export[..], plan].concat());
+        std::fs::read(at.join("w.safetensors")).expect("weights")
+    };
+    let many = exported("runs/Tiny", &["--plan", "many"]);
+    assert_eq!(many, exported("runs/Tiny", &[]));
+    assert_eq!(many.len(), exported("one", &[]).len());
 }
 
 #[test]

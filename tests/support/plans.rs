@@ -12,7 +12,7 @@ pub fn planned(source: &str, plan: &str) -> (Memory, Options) {
     let mut world = Memory::default();
     world.0.insert(path.clone(), format!("{source}\nplan p {{\n{plan}\n}}\n"));
     let request = Request { path, ..Request::default() };
-    (world, Options { request, plan: Some("p".into()), ranks: true, ..Options::default() })
+    (world, Options { request, plan: Some("p".into()), ..Options::default() })
 }
 
 /// Fails with what was found.
