@@ -285,9 +285,12 @@ fn reduced(story: &Story, v: ValueId, atoms: &[Atom]) -> String {
     }
 }
 
-/// The word of an operation of the whole program.
+/// The word of an operation of the whole program; of one that only says where a layout begins to hold, what it is.
 pub fn word(story: &Story, op: OpId) -> String {
-    print::op_name(&story.graph, &story.graph.op(op).op)
+    match &story.graph.op(op).op {
+        Op::Reshape { groups } if groups.is_empty() => "layout".to_string(),
+        op => print::op_name(&story.graph, op),
+    }
 }
 
 /// The path of a parameter that lies otherwise between steps than it is used, if a value is it (or a cast of it).

@@ -33,58 +33,57 @@ fn follows(model: &str, variant: &str, precision: &str, mesh: &str, lines: &str)
     }
 }
 
-fn in_f32(model: &str, variant: &str, plans: &[(&str, &str)]) {
-    plans.iter().for_each(|(mesh, lines)| follows(model, variant, "f32", mesh, lines));
+fn in_both(model: &str, variant: &str, plans: &[(&str, &str)]) {
+    for (mesh, lines) in plans {
+        ["f64", "f32"].iter().for_each(|precision| follows(model, variant, precision, mesh, lines));
+    }
 }
 
 #[test]
 fn gpt_on_ranks_that_cut_the_batch() {
     let batch = "shard batch by dp";
-    in_f32("gpt", "tiny", &[("dp = 2", batch), ("dp = 4", batch), ("dp = 3", batch)]);
+    in_both("gpt", "tiny", &[("dp = 2", batch), ("dp = 4", batch), ("dp = 3", batch)]);
     for level in 1..=3 {
-        for n in [2, 4] {
-            follows("gpt", "tiny", "f32", &format!("dp = {n}"), &format!("{batch}\n zero {level} by dp"));
-        }
+        let lines = format!("{batch}\n zero {level} by dp");
+        in_both("gpt", "tiny", &[("dp = 2", &lines), ("dp = 4", &lines)]);
     }
-    follows("gpt", "tiny", "f64", "dp = 3", "shard batch by dp\n zero 3 by dp");
 }
 
 #[test]
 fn gpt_on_ranks_that_cut_heads_and_widths() {
-    in_f32("gpt", "tiny", &[("tp = 2", TENSOR), ("tp = 4", TENSOR), ("tp = 3", TENSOR), ("tp = 2", SEQUENCE)]);
-    let both = format!("shard batch by dp\n {TENSOR}");
-    follows("gpt", "tiny", "f32", "dp = 2, tp = 2", &both);
-    follows("gpt", "tiny", "f64", "dp = 2, tp = 2", &format!("shard batch by dp\n {SEQUENCE}"));
+    let (both, all) = (format!("shard batch by dp\n {TENSOR}"), format!("shard batch by dp\n {SEQUENCE}"));
+    let plans = [("tp = 2", TENSOR), ("tp = 4", TENSOR), ("tp = 3", TENSOR), ("tp = 2", SEQUENCE)];
+    in_both("gpt", "tiny", &plans);
+    in_both("gpt", "tiny", &[("dp = 2, tp = 2", &both), ("dp = 2, tp = 2", &all)]);
 }
 
 #[test]
 fn gpt_on_ranks_that_cut_the_sequence() {
-    in_f32("gpt", "tiny", &[("cp = 2", "shard seq by cp"), ("cp = 2", ULYSSES)]);
-    follows("gpt", "tiny", "f64", "cp = 2", "shard seq by cp { order = zigzag }");
+    let plans = ["shard seq by cp", "shard seq by cp { order = zigzag }", ULYSSES];
+    in_both("gpt", "tiny", &plans.map(|lines| ("cp = 2", lines)));
 }
 
 #[test]
 fn llama_on_ranks() {
     let both = format!("shard batch by dp\n {NORMS}");
     let plans = [
+        ("dp = 4", "shard batch by dp\n zero 3 by dp"),
         ("tp = 2", TENSOR),
         ("tp = 4", TENSOR),
+        ("tp = 3", "shard kv, mlp, vocab by tp"),
         ("dp = 2, tp = 2", &both),
         ("cp = 2", "shard seq by cp"),
         ("cp = 2", ULYSSES),
     ];
-    in_f32("llama", "tiny", &plans);
-    follows("llama", "tiny", "f32", "dp = 4", "shard batch by dp\n zero 3 by dp");
-    follows("llama", "tiny", "f64", "tp = 3", "shard kv, mlp, vocab by tp");
+    in_both("llama", "tiny", &plans);
 }
 
 #[test]
 fn experts_on_ranks() {
     let zero = "shard batch by dp, ep\n shard experts by ep in Experts\n zero 2 by dp";
     let plans = [("ep = 2", EXPERTS), ("ep = 4", EXPERTS), ("dp = 2, ep = 2", zero), ("dp = 2", "shard batch by dp")];
-    in_f32("moe", "tiny", &plans);
-    in_f32("moe", "tiny_capacity", &plans[1..3]);
-    follows("moe", "tiny_capacity", "f64", "ep = 2", EXPERTS);
+    in_both("moe", "tiny", &plans);
+    in_both("moe", "tiny_capacity", &plans[..3]);
 }
 
 #[test]
