@@ -278,3 +278,39 @@ train Net {{\n    optimizer sgd(lr = 0.1)\n    steps 1\n    seed 3\n}}\n"
     assert_eq!(halos(5, 2, 4), 2.0 * 4.0 * 3.0 / 4.0 * row);
     assert_eq!(halos(1, 0, 4), 0.0);
 }
+
+/// Keys and values go round forward and backward, and their cotangents come home: n - 1 blocks each.
+#[test]
+fn a_ring_sends_what_gathering_would() {
+    let gpt = plans::gpt("batch = 2, seq = 16, vocab = 32, embed = 16, heads = 4, depth = 1", "sgd(lr = 0.1)");
+    for order in ["", ", order = zigzag"] {
+        let plan = format!("mesh cp = 4\nshard seq by cp {{ gather = ring{order} }}");
+        let (graph, reasons) = program(&gpt, &plan);
+        let round = |o: &Op| matches!(o, Op::Collective(c) if c.hops > 0);
+        let sent = graph.ops.iter().zip(&reasons).filter(|(o, _)| round(&o.op));
+        let sent: f64 = sent.map(|(_, r)| r.as_ref().map_or(0.0, |r| r.bytes) * 3.0).sum();
+        let keys_and_values = 2.0 * 2.0 * 16.0 * 16.0 * 4.0;
+        assert_eq!(sent, 3.0 * 3.0 / 4.0 * keys_and_values);
+        let gathered = |o: &Op| matches!(o, Op::Collective(c) if c.kind == CollectiveKind::AllGather);
+        assert_eq!(graph.ops.iter().filter(|o| gathered(&o.op) && o.span.is_some()).count(), 0);
+    }
+}
+
+/// The place of a maximum over cut classes takes two numbers per sample, not the logits.
+#[test]
+fn accuracy_over_cut_classes_gathers_no_logits() {
+    let net = "use nn.{Linear}\nuse losses.{cross_entropy}\nuse optim.{sgd}
+dim batch = 8, inner = 4, classes = 10
+model Net(x: [batch, inner], label: int[batch]) {
+    let head = Linear[inner, classes]
+    let logits = head(x)
+    loss mean[batch](cross_entropy[classes](logits, label))
+    metric right = mean[batch](argmax[classes](logits) == label)
+}
+train Net {\n    optimizer sgd(lr = 0.1)\n    steps 1\n    seed 3\n}\n";
+    let (graph, reasons) = program(net, "mesh tp = 4\nshard classes by tp");
+    let gathers = |o: &Op| matches!(o, Op::Collective(c) if c.kind == CollectiveKind::AllGather);
+    assert!(!graph.ops.iter().any(|o| gathers(&o.op)), "{}", print::print(&graph));
+    let most = reasons.iter().flatten().map(|r| r.bytes).fold(0.0, f64::max);
+    assert!(most <= 1.5 * 8.0 * 4.0, "{most}");
+}

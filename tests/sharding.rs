@@ -168,6 +168,55 @@ fn gpt_with_context_parallelism() {
 }
 
 #[test]
+fn keys_and_values_in_a_ring() {
+    let plans = [
+        "mesh cp = 2\nshard seq by cp { gather = ring }",
+        "mesh cp = 3\nshard seq by cp { gather = ring }",
+        "mesh cp = 5\nshard seq by cp { gather = ring }",
+        "mesh cp = 4\nshard seq by cp { gather = ring, order = zigzag }",
+        "mesh cp = 3\nshard seq by cp { gather = ring, order = zigzag }",
+        "mesh cp = 2, tp = 2\nshard seq by cp { gather = ring }\nshard heads, mlp, vocab by tp",
+    ];
+    golden("gpt", "tiny", &plans);
+    let llama = [
+        "mesh cp = 2\nshard seq by cp { gather = ring }",
+        "mesh dp = 2, cp = 2\nshard batch by dp\nshard seq by cp { gather = ring }\nmicrobatches 2",
+    ];
+    golden("llama", "tiny", &llama);
+}
+
+/// Other rules of who sees whom: documents, a reach, all.
+#[test]
+fn rings_of_any_visibility() {
+    let packed = "document: int[batch, pos]";
+    for (input, layer, extra) in [
+        ("", "MultiHeadAttention[pos, d, heads, hd]", ""),
+        ("", "MultiHeadAttention[pos, d, heads, hd, both_ways = true]", ""),
+        ("", "MultiHeadAttention[pos, d, heads, hd, reach = 3]", ""),
+        (packed, "GroupedAttention[pos, d, kv, heads, hd]", ", document"),
+        (packed, "GroupedAttention[pos, d, kv, heads, hd, reach = 4, cap = 2.0]", ", document"),
+    ] {
+        let source = format!(
+            "use nn.{{GroupedAttention, MultiHeadAttention}}\nuse optim.{{sgd}}
+dim batch = 2, pos = 11, d = 8, kv = 2, heads = 2, hd = 4
+model Net(x: [batch, pos, d]{}{input}, y: [batch, pos, d]) {{
+    let attention = {layer}
+    loss mean[batch, pos, d](square(attention(x{extra}) - y))
+}}
+train Net {{\n    optimizer sgd(lr = 0.5)\n    steps 2\n    seed 3\n}}\n",
+            if input.is_empty() { "" } else { ", " }
+        );
+        for plan in [
+            "mesh cp = 2\nshard pos by cp { gather = ring }",
+            "mesh cp = 4\nshard pos by cp { gather = ring }",
+            "mesh cp = 2\nshard pos by cp { gather = ring, order = zigzag }",
+        ] {
+            same(&source, plan);
+        }
+    }
+}
+
+#[test]
 fn llama_on_any_mesh() {
     let plans = [
         "mesh dp = 2\nshard batch by dp",

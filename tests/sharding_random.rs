@@ -48,7 +48,8 @@ fn rules(rng: &mut Rng, g: &Graph) -> Rules {
         strength: Strength::Statement,
         span,
     });
-    Rules { pins: pins.collect(), mesh, ..Rules::default() }
+    let ring = if rng.below(2) == 0 { mesh.atoms().collect() } else { Vec::new() };
+    Rules { pins: pins.collect(), mesh, ring, ..Rules::default() }
 }
 
 fn one(seed: u64) -> Result<(), String> {

@@ -4,7 +4,7 @@ use super::findings::Outcome;
 use super::options::Options;
 use super::passes::internal;
 use super::pipeline::Graphs;
-use crate::check::plan::{Link, Order};
+use crate::check::plan::{Gather, Link, Order};
 use crate::diag::{Diagnostic, Sink};
 use crate::elaborate::Elab;
 use crate::elaborate::plan::{self, PlanScope, Recompute, ResolvedPlan, RuleKind};
@@ -237,7 +237,10 @@ fn rules(plan: &ResolvedPlan, g: &Graph) -> Result<Rules, Box<Diagnostic>> {
         span: z.span,
     });
     let gathers_again = plan.recompute_span.filter(|_| plan.recompute == Recompute::Gathers);
-    Ok(Rules { zero: zero.collect(), mesh, pins, gathers_again })
+    let ring = plan.rules.iter().filter(|r| r.gather == Some(Gather::Ring));
+    let mut ring: Vec<Atom> = ring.flat_map(|r| &r.axes).flat_map(|a| mesh.atoms_of(*a)).collect();
+    ring.retain(|a| mesh.size(*a) > 1);
+    Ok(Rules { zero: zero.collect(), mesh, pins, ring, gathers_again })
 }
 
 /// Divides an axis into two atoms where the first of several dims is smaller than it.

@@ -99,9 +99,14 @@ impl Teller<'_> {
             let Line { text, place } = self.operation(r.operation);
             let cuts = self.work(r.operation);
             let [before, after] = &entry.layouts;
-            self.out
-                .need
-                .push(Line { text: format!("{text} needs `{}` as {after}; it is {before}", entry.value), place });
+            let need = match r.why {
+                Why::Ring => format!(
+                    "{text} has `{}` in blocks that go round its {} ranks, a hop a turn: all queries meet all keys",
+                    entry.value, entry.group_size
+                ),
+                _ => format!("{text} needs `{}` as {after}; it is {before}", entry.value),
+            };
+            self.out.need.push(Line { text: need, place });
             self.out.need.push(Line { text: cuts, place: None });
             for a in c.atoms.iter().filter(|a| !partial.contains(a)) {
                 self.moved(r.value, r.operation, *a);

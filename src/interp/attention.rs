@@ -36,15 +36,15 @@ impl<'a> Setting<'a> {
     }
 
     /// Calls `f` for each row with the offsets of all operands and then of arrays over `more`, and the query's number.
-    fn each_row(&self, more: &[&[DimId]], mut f: impl FnMut(&[usize], usize)) {
+    fn each_row(&self, more: &[&[DimId]], mut f: impl FnMut(&[usize], i64)) {
         let own = (0..self.args.len()).map(|i| self.operand(i).dims);
         let all: Vec<Vec<usize>> = own.chain(more.iter().copied()).map(|d| strides(self.g, d, &self.rows)).collect();
         let query = self.rows.iter().position(|d| *d == self.a.query).expect("q has a position");
-        let first = self.a.position().map_or(0, |i| self.args[i].data[0] as usize);
-        walk(&sizes(self.g, &self.rows), &all, |at, index| f(at, first + index[query]));
+        let first = self.a.position().map_or(0, |i| self.args[i].data[0] as i64);
+        walk(&sizes(self.g, &self.rows), &all, |at, index| f(at, first + index[query] as i64));
     }
 
-    fn scores(&self, at: &[usize], query: usize) -> Scores {
+    fn scores(&self, at: &[usize], query: i64) -> Scores {
         let (a, g) = (self.a, self.g);
         let (q, keys) = (self.operand(0), self.operand(1));
         let (features, n) = (g.size(a.feature), g.size(a.key));
@@ -67,8 +67,8 @@ impl<'a> Setting<'a> {
                 by *= 1.0 - t * t;
             }
             s += bias.map_or(0.0, |i| along_keys(i, k));
-            let seen = (!a.causal || k <= query)
-                && a.reach.is_none_or(|r| (query as i64 - k as i64) < i64::from(r))
+            let seen = (!a.causal || k as i64 <= query)
+                && a.reach.is_none_or(|r| (query - k as i64) < i64::from(r))
                 && documents.is_none_or(|i| self.args[i].data[at[i]] == along_keys(i + 1, k))
                 && mask.is_none_or(|i| along_keys(i, k) != 0.0);
             score.push(if seen { s } else { f64::NEG_INFINITY });

@@ -416,6 +416,8 @@ pub struct Collective {
     pub reduce: Option<(ReduceKind, Vec<Atom>)>,
     /// Dims of x in exchange for dims of the result: parts of one whole, or the whole itself, in the same order of storage.
     pub dims: Vec<(DimId, DimId)>,
+    /// Of a permutation in a ring, and 0 else: each rank of the group gets the array of the one so many places before it, as it is.
+    pub hops: u32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -465,8 +467,8 @@ pub struct Attention {
     pub mask: bool,
     /// One more operand, of q's type, over such dims. No derivative.
     pub bias: bool,
-    /// One more operand, an I32 scalar: the position of the first query, by which `causal` and `reach` count; it is 0 without.
-    /// In sampling programs, and where ranks hold parts of the queries.
+    /// One more operand, an I32 scalar: the position of the first query, by which `causal` and `reach` count; it is 0 without, and
+    /// negative before the first key. In sampling programs, and where ranks hold parts of the queries.
     pub first: bool,
 }
 

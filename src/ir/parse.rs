@@ -194,6 +194,9 @@ impl Parser<'_> {
         if self.lex.accept_word("zigzag")? {
             return Ok(Order::Zigzag);
         }
+        if self.lex.accept_word("ring")? {
+            return Ok(Order::Ring { len: self.lex.whole()? });
+        }
         if !self.lex.accept_word("halo")? {
             return Ok(Order::Block);
         }
@@ -229,7 +232,8 @@ impl Parser<'_> {
         let kind = CollectiveKind::ALL.into_iter().find(|k| k.name() == name);
         let kind = kind.ok_or_else(|| format!("`{name}` is no collective"))?;
         let atoms = self.atoms()?;
-        let mut c = Collective { kind, atoms, reduce: None, dims: Vec::new() };
+        let hops = if self.lex.accept_word("hops")? { self.lex.whole()? } else { 0 };
+        let mut c = Collective { kind, atoms, reduce: None, dims: Vec::new(), hops };
         self.lex.expect(";")?;
         let Token::Word(first) = self.lex.peek()? else { return Ok(c) };
         let reduced = ReduceKind::ALL.into_iter().find(|k| k.name() == first);

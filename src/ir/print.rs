@@ -107,6 +107,7 @@ impl Printer<'_> {
             let order = match e.order {
                 Order::Block => String::new(),
                 Order::Zigzag => " zigzag".into(),
+                Order::Ring { len } => format!(" ring {len}"),
                 Order::Halo { step, lead, len } => format!(" halo {len} step {step} lead {lead}"),
             };
             format!("{}{unit}{order}", atom_word(&self.g.mesh, e.atom))
@@ -315,7 +316,8 @@ impl Printer<'_> {
                     .map_or_else(String::new, |(op, atoms)| format!("; {} {}", op.name(), self.atoms(atoms)));
                 let moves: Vec<String> =
                     c.dims.iter().map(|(from, to)| format!("{} -> {}", self.dim(*from), self.dim(*to))).collect();
-                format!("collective[{}{}{reduce}; {}]", c.kind.name(), over(&c.atoms), moves.join(", "))
+                let hops = if c.hops == 0 { String::new() } else { format!(" hops {}", c.hops) };
+                format!("collective[{}{}{hops}{reduce}; {}]", c.kind.name(), over(&c.atoms), moves.join(", "))
             }
         }
     }

@@ -446,6 +446,9 @@ impl Check<'_> {
         if c.kind == CollectiveKind::Slice && (c.reduce.is_some() || !c.atoms.is_empty()) {
             return fail("a slice has no group");
         }
+        if c.hops > 0 && (c.kind != CollectiveKind::Permute || c.reduce.is_some() || !c.dims.is_empty()) {
+            return fail("only what stays as it is goes round in a ring");
+        }
         if self.out().dims != dims {
             return fail("its result has other dims");
         }

@@ -4,7 +4,8 @@
 //! block i, of which only what lies below n is real: the last ranks may hold less, or nothing. A minor atom cuts the block
 //! of the major one in the same way (its nominal size, whatever part of it is real), so that gathering the minor atom gives
 //! exactly the major one's block. In zigzag order an atom of size a makes 2a blocks, and coordinate i holds blocks i and 2a - 1 - i.
-//! Blocks with a halo overlap: what windows on a rank read beside its own block. They are within a program only, no value's layout.
+//! Blocks with a halo overlap: what windows on a rank read beside its own block. Blocks in a ring change hands. Both are within a program only,
+//! no value's layout.
 
 use super::{Atom, Mesh};
 use serde::{Deserialize, Serialize};
@@ -34,6 +35,15 @@ pub enum Order {
     Zigzag,
     /// Coordinate i holds `len` elements from `i * step - lead` on, as far as there are such; only of the one entry of a dim.
     Halo { step: u32, lead: i32, len: u32 },
+    /// Coordinate i holds the `len` elements of some coordinate: whose they are changes while blocks go round. Only of the one entry of a dim.
+    Ring { len: u32 },
+}
+
+impl Order {
+    /// Whether it is of a dim within a program only, and of no value's layout.
+    pub fn is_passing(self) -> bool {
+        matches!(self, Order::Halo { .. } | Order::Ring { .. })
+    }
 }
 
 /// How one dim is cut: entries, major first. Empty: not at all.
@@ -56,7 +66,7 @@ pub fn block(mesh: &Mesh, entry: &Entry, extent: usize) -> usize {
     match entry.order {
         Order::Block => extent.div_ceil(unit * parts) * unit,
         Order::Zigzag => 2 * (extent.div_ceil(unit * 2 * parts) * unit),
-        Order::Halo { len, .. } => len as usize,
+        Order::Halo { len, .. } | Order::Ring { len } => len as usize,
     }
 }
 
@@ -79,7 +89,7 @@ pub fn even(mesh: &Mesh, cut: &[Entry], extent: usize) -> bool {
     let mut n = extent;
     cut.iter().all(|e| {
         let b = block(mesh, e, n);
-        let fits = b * mesh.size(e.atom) == n && !matches!(e.order, Order::Halo { .. });
+        let fits = b * mesh.size(e.atom) == n && !e.order.is_passing();
         n = b;
         fits
     })
@@ -114,6 +124,8 @@ pub fn spans(mesh: &Mesh, cut: &[Entry], extent: usize, coordinates: &[usize]) -
                 let run = Span { global: first, local, len: last.saturating_sub(first) };
                 return if run.len > 0 { vec![run] } else { Vec::new() };
             }
+            // Whose they are is not known here.
+            Order::Ring { len } => return vec![Span { global: 0, local: 0, len: len as usize }],
         }
     }
     if end > begin { vec![Span { global: begin, local: 0, len: end - begin }] } else { Vec::new() }

@@ -125,6 +125,13 @@ impl Mesh {
         rank / self.stride(atom) % self.size(atom)
     }
 
+    /// The rank so many places before this one in the ring of its group.
+    pub fn before(&self, rank: usize, atoms: &[Atom], hops: u32) -> usize {
+        let group = self.members(rank, atoms);
+        let at = group.iter().position(|r| *r == rank).expect("a rank is of its group");
+        group[(at + group.len() - hops as usize % group.len()) % group.len()]
+    }
+
     /// The ranks that differ from this one at most along the atoms, in order of their coordinates (the first atom major).
     pub fn members(&self, rank: usize, atoms: &[Atom]) -> Vec<usize> {
         let base = atoms.iter().fold(rank, |r, a| r - self.coordinate(rank, *a) * self.stride(*a));

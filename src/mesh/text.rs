@@ -47,6 +47,7 @@ fn items(mesh: &Mesh, cut: &[Entry]) -> Vec<String> {
             Some(Order::Zigzag) => " zigzag",
             // Of no value's layout, and so never read back.
             Some(Order::Halo { .. }) => " halo",
+            Some(Order::Ring { .. }) => " ring",
             Some(Order::Block) | None => "",
         };
         out.push(format!("{name}{unit}{order}"));

@@ -94,14 +94,15 @@ impl Attention {
     fn pairs(&self) -> u64 {
         let rows: usize = self.batch.iter().chain(&self.group).product();
         let first = if self.first.is_some() { (self.keys - self.queries.min(self.keys)) / 2 } else { 0 };
-        let one: u64 = (0..self.queries).map(|q| self.seen(first + q).len() as u64).sum();
+        let one: u64 = (0..self.queries).map(|q| self.seen((first + q) as i64).len() as u64).sum();
         rows as u64 * one
     }
 
-    /// The keys that the query at a position may see; the others may be left out.
-    pub fn seen(&self, query: usize) -> std::ops::Range<usize> {
-        let end = if self.causal { self.keys.min(query + 1) } else { self.keys };
-        let begin = self.reach.map_or(0, |r| (query + 1).saturating_sub(r as usize));
+    /// The keys that the query at a position may see; the others may be left out. Positions before the first key are negative.
+    pub fn seen(&self, query: i64) -> std::ops::Range<usize> {
+        let within = |n: i64| n.clamp(0, self.keys as i64) as usize;
+        let end = if self.causal { within(query + 1) } else { self.keys };
+        let begin = self.reach.map_or(0, |r| within(query + 1 - i64::from(r)));
         begin.min(end)..end
     }
 

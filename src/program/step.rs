@@ -255,6 +255,8 @@ pub struct Collective {
     pub to: BufferId,
     /// In the order of storage, major first.
     pub dims: Vec<Exchanged>,
+    /// See `ir::Collective`.
+    pub hops: u32,
 }
 
 impl Collective {

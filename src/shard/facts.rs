@@ -311,6 +311,8 @@ pub struct State<'a> {
     pub storage: &'a Storage,
     /// Whether what the forward pass gathers is gathered again for the backward pass.
     pub gathers_again: bool,
+    /// See [`Rules::ring`].
+    pub ring: &'a [Atom],
     pub classes: Classes,
     /// By class of values.
     pub held: Vec<Held>,
@@ -378,6 +380,7 @@ impl<'a> State<'a> {
             mesh: &rules.mesh,
             storage,
             gathers_again: rules.gathers_again.is_some(),
+            ring: &rules.ring,
             classes,
             held,
             nests,

@@ -26,7 +26,12 @@ impl Local {
         }
         let Dim { name, size, ragged, .. } = b.graph.dim(dim).clone();
         let atoms: Vec<Atom> = cut.iter().map(|e| e.atom).collect();
-        let name = format!("{name}.{}", b.graph.mesh.names(&atoms).join(".").replace(':', "."));
+        let passing = match cut[0].order {
+            Order::Halo { .. } => ".halo",
+            Order::Ring { .. } => ".ring",
+            Order::Block | Order::Zigzag => "",
+        };
+        let name = format!("{name}.{}{passing}", b.graph.mesh.names(&atoms).join(".").replace(':', "."));
         let nominal = cut::nominal(&b.graph.mesh, cut, size).max(1);
         let d = b.add_dim(&name, nominal, ragged);
         b.graph.dims[d.index()].cut = Some(CutDim { extent: size, entries: cut.clone() });
@@ -61,14 +66,21 @@ impl Local {
         if let Some(v) = self.indices.get(&key) {
             return *v;
         }
-        let mut at = b.iota(dim);
+        let at = b.iota(dim);
+        let at = self.whole(b, at, dim);
+        self.indices.insert(key, at);
+        at
+    }
+
+    /// Indices into this rank's part of a dim as indices into the whole.
+    pub fn whole(&mut self, b: &mut Builder, mut at: ValueId, dim: DimId) -> ValueId {
         if let Some(CutDim { extent, entries }) = b.graph.dim(dim).cut.clone() {
             let sizes = cut::extents(&b.graph.mesh, &entries, extent);
             for (k, e) in entries.iter().enumerate().rev() {
-                at = self.outwards(b, at, e, sizes[k + 1]);
+                let c = self.coordinate(b, e.atom);
+                at = self.outwards(b, at, e, sizes[k + 1], c);
             }
         }
-        self.indices.insert(key, at);
         at
     }
 
@@ -86,9 +98,15 @@ impl Local {
         at
     }
 
-    /// From places in the block of an entry to places in what the entry cuts.
-    fn outwards(&mut self, b: &mut Builder, at: ValueId, e: &crate::mesh::Entry, block: usize) -> ValueId {
-        let c = self.coordinate(b, e.atom);
+    /// From places in the block that a coordinate has by an entry to places in what the entry cuts.
+    pub fn outwards(
+        &mut self,
+        b: &mut Builder,
+        at: ValueId,
+        e: &crate::mesh::Entry,
+        block: usize,
+        c: ValueId,
+    ) -> ValueId {
         match e.order {
             Order::Block => {
                 let size = Self::int(b, block);
@@ -107,6 +125,7 @@ impl Local {
                 let first = b.map(MapOp::Lt, &[at, half]);
                 b.select(first, near, far)
             }
+            Order::Ring { .. } => unreachable!("whose block it is changes"),
             Order::Halo { step, lead, .. } => {
                 let size = Self::int(b, step as usize);
                 let offset = b.mul(c, size);
@@ -130,7 +149,8 @@ impl Local {
         let mut at = b.iota(dim);
         let mut mask: Option<ValueId> = None;
         for (k, e) in entries.iter().enumerate().rev() {
-            at = self.outwards(b, at, e, sizes[k + 1]);
+            let c = self.coordinate(b, e.atom);
+            at = self.outwards(b, at, e, sizes[k + 1], c);
             let halo = matches!(e.order, Order::Halo { .. });
             if halo || sizes[k + 1] * b.graph.mesh.size(e.atom) != sizes[k] {
                 let n = Self::int(b, sizes[k]);
@@ -194,7 +214,7 @@ impl Local {
                     let place = b.select(first, near, far);
                     (place, b.map(MapOp::Or, &[first, second]))
                 }
-                Order::Halo { .. } => unreachable!("only windows read a halo"),
+                Order::Halo { .. } | Order::Ring { .. } => unreachable!("nothing is looked up in what passes"),
             };
             at = near;
             mine = Some(match mine {

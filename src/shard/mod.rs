@@ -21,6 +21,7 @@ mod local;
 mod nest;
 mod propagate;
 mod reduce;
+mod ring;
 mod units;
 mod verify;
 
@@ -39,6 +40,8 @@ pub struct Rules {
     pub zero: Vec<Zero>,
     /// Where it is said that what the forward pass gathers is not kept for the backward pass, but gathered again.
     pub gathers_again: Option<Span>,
+    /// Atoms along which keys and values go round in a ring, where queries are cut by the same.
+    pub ring: Vec<crate::mesh::Atom>,
 }
 
 /// One dim, cut by these entries (none: not cut) wherever it occurs in the scope.
@@ -117,6 +120,8 @@ pub enum Why {
     Result,
     /// The parts of a sum become the sum.
     Reduction,
+    /// It goes round in a ring.
+    Ring,
     /// A new parameter or state goes to its place, or an output leaves.
     Output,
 }

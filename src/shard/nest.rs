@@ -99,8 +99,9 @@ impl Maker<'_> {
                 self.rest(Parallel);
             }
             Op::Reduce { kind, dims } => {
+                // Of the places that ranks find the first one counts.
                 let along = match kind {
-                    ReduceKind::ArgMax | ReduceKind::ArgMin => Whole,
+                    ReduceKind::ArgMax | ReduceKind::ArgMin => Contract(ReduceKind::Min),
                     kind => Contract(*kind),
                 };
                 dims.iter().for_each(|d| self.by_name(*d, along));

@@ -161,7 +161,10 @@ impl Region {
             };
             for (l, cut) in nest.loops.iter().zip(cuts) {
                 let Along::Contract(kind) = l.along else { continue };
-                if !cut.iter().any(|e| e.atom == atom) {
+                // What goes round comes back as a whole.
+                let op = s.g.op(*id);
+                let round = || super::ring::entry(s, op, nest, cuts).is_some_and(|e| e.atom == atom);
+                if !cut.iter().any(|e| e.atom == atom) || round() {
                     continue;
                 }
                 for (k, v) in s.g.op(*id).results.iter().enumerate() {

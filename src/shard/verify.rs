@@ -6,8 +6,8 @@ use super::halo;
 use super::nest::{Along, Loop, nest, slot_value};
 use super::reduce::{Linear, is_zero, linear};
 use crate::ir::*;
-use crate::mesh::{Atom, Order};
-use crate::types::{MapOp, ReduceKind};
+use crate::mesh::{Atom, Entry, Order};
+use crate::types::{DType, MapOp, ReduceKind};
 use std::collections::BTreeSet;
 
 type Parts = BTreeSet<(Atom, ReduceKind)>;
@@ -91,6 +91,22 @@ fn operation(g: &Graph, op: &Operation, parts: &[Parts]) -> Result<Vec<Parts>, S
         return Ok(vec![left]);
     }
     let riding: Parts = op.args.iter().flat_map(|a| parts[a.index()].iter().copied()).collect();
+    if is_own_extreme(g, op) {
+        return Ok(vec![Parts::new()]);
+    }
+    // The place of an extreme in a part says nothing alone: other ranks' places are put aside for the lowest to be found.
+    let places = |kind: ReduceKind| matches!(kind, ReduceKind::ArgMax | ReduceKind::ArgMin);
+    if riding.iter().any(|p| places(p.1)) {
+        return match op.op {
+            Op::Map(MapOp::Add | MapOp::Mul | MapOp::Rem | MapOp::FloorDiv) if riding.iter().all(|p| places(p.1)) => {
+                Ok(vec![riding])
+            }
+            Op::Map(MapOp::Where) if parts[op.args[0].index()].is_empty() && is_none(g, op.args[2]) => {
+                Ok(vec![riding.into_iter().map(|(a, _)| (a, ReduceKind::Min)).collect()])
+            }
+            _ => Err("it takes the place of an extreme in a part for that in the whole".into()),
+        };
+    }
     let mut products = 0;
     for (i, a) in op.args.iter().enumerate() {
         let own = &parts[a.index()];
@@ -107,21 +123,29 @@ fn operation(g: &Graph, op: &Operation, parts: &[Parts]) -> Result<Vec<Parts>, S
     }
     let nest = nest(g, op);
     let mut made = vec![riding; op.results.len()];
+    let place = match op.op {
+        Op::Reduce { kind, .. } if places(kind) => Some(kind),
+        _ => None,
+    };
     for l in &nest.loops {
         let slots = op.args.iter().chain(&op.results).zip(&l.slots);
-        let atoms: BTreeSet<Atom> = slots
+        let entries: Vec<&Entry> = slots
             .filter_map(|(v, p)| g.dim(g.value(*v).dims[(*p)?.at]).cut.as_ref())
-            .flat_map(|c| c.entries.iter().map(|e| e.atom))
+            .flat_map(|c| &c.entries)
             .collect();
+        let atoms: BTreeSet<Atom> = entries.iter().map(|e| e.atom).collect();
         for (k, parts) in made.iter_mut().enumerate() {
             if let (Along::Contract(kind), None) = (l.along, l.slots[nest.operands + k]) {
-                parts.extend(atoms.iter().map(|a| (*a, kind)));
+                // What goes round meets all ranks.
+                let round = |a: &&Atom| entries_of(g, op.results[k]).any(|e| e.atom == **a && is_ring(e));
+                parts.extend(atoms.iter().filter(|a| !round(a)).map(|a| (*a, place.unwrap_or(kind))));
             }
         }
         if l.along == Along::Shifted {
             shifted(g, op, l, &mut made[0])?;
         }
-        if l.along == Along::Whole && !atoms.is_empty() {
+        let ring = matches!(op.op, Op::Attention(_) | Op::AttentionGrad(_)) && entries.iter().all(|e| is_ring(e));
+        if l.along == Along::Whole && !atoms.is_empty() && !ring {
             return Err("a loop is cut whose turns need each other".into());
         }
     }
@@ -156,6 +180,31 @@ fn shifted(g: &Graph, op: &Operation, l: &Loop, made: &mut Parts) -> Result<(), 
         }
         _ => Err("places are in other parts than what they reach".into()),
     }
+}
+
+/// Whether an operation asks if a part's extreme is that of the whole, or no number.
+fn is_own_extreme(g: &Graph, op: &Operation) -> bool {
+    let (Op::Map(MapOp::Eq | MapOp::Ne), [own, best]) = (&op.op, &op.args[..]) else { return false };
+    let mut at = *best;
+    while let Some(Operation { op: Op::Collective(_), args, .. }) = g.def_op(at) {
+        at = args[0];
+    }
+    let extreme = |o: &Operation| matches!(o.op, Op::Reduce { kind: ReduceKind::Max | ReduceKind::Min, .. });
+    at == *own && g.def_op(at).is_some_and(extreme)
+}
+
+/// Whether a value is the neutral element of the least place.
+fn is_none(g: &Graph, v: ValueId) -> bool {
+    let none = ReduceKind::Min.neutral(DType::I32);
+    matches!(g.def_op(v).map(|o| &o.op), Some(Op::Constant(Constant::Splat(x))) if *x == none)
+}
+
+fn entries_of(g: &Graph, v: ValueId) -> impl Iterator<Item = &Entry> {
+    g.value(v).dims.iter().filter_map(|d| g.dim(*d).cut.as_ref()).flat_map(|c| &c.entries)
+}
+
+fn is_ring(e: &Entry) -> bool {
+    matches!(e.order, Order::Ring { .. })
 }
 
 /// `where(coordinate == 0, x, 0)`

@@ -96,7 +96,7 @@ fn gpt() -> String {
     plans::gpt("batch = 5, seq = 8, vocab = 33, embed = 16, heads = 4, depth = 2", "sgd(lr = 0.5, momentum = 0.9)")
 }
 
-const PLANS: [&str; 8] = [
+const PLANS: [&str; 10] = [
     "mesh dp = 2\nshard batch by dp",
     "mesh dp = 3\nshard batch by dp",
     "mesh tp = 2\nshard heads, mlp by tp",
@@ -105,6 +105,8 @@ const PLANS: [&str; 8] = [
     "mesh dp = 2\nshard batch by dp\nzero 1 by dp",
     "mesh dp = 4\nshard batch by dp\nzero 3 by dp",
     "mesh tp = 3\nshard heads, mlp, vocab by tp",
+    "mesh cp = 3\nshard seq by cp { gather = ring }",
+    "mesh cp = 2\nshard seq by cp { gather = ring, order = zigzag }",
 ];
 
 #[test]
@@ -116,7 +118,7 @@ fn a_gpt_on_many_ranks_trains_as_on_one() {
 
 #[test]
 fn a_gpt_in_f32_on_many_ranks_trains_as_on_one() {
-    for plan in [PLANS[1], PLANS[4], PLANS[6]] {
+    for plan in [PLANS[1], PLANS[4], PLANS[6], PLANS[8]] {
         compare(&gpt(), plan, DType::F32, 33, 2e-4);
     }
 }

@@ -21,7 +21,7 @@ impl Machine<'_> {
 
     /// Calls `f` for each query, with its score of each key and the score's slope by the product.
     fn each_query(&mut self, a: &Attention, mut f: impl FnMut(&mut Self, &[usize], usize, &[(f64, f64)])) {
-        let first = a.first.map_or(0, |b| self.get(b, 0) as usize);
+        let first = a.first.map_or(0, |b| self.get(b, 0) as i64);
         let extents: Vec<usize> = a.batch.iter().chain(&a.group).copied().collect();
         for n in 0..extents.iter().product() {
             let mut outer = vec![0; extents.len()];
@@ -43,7 +43,7 @@ impl Machine<'_> {
                     let documents = a.documents.as_ref().is_none_or(|[x, y]| self.array(x, &at) == self.array(y, &at));
                     let mask = a.mask.as_ref().is_none_or(|m| self.array(m, &at) != 0.0);
                     let bias = a.bias.as_ref().map_or(0.0, |b| self.array(b, &at));
-                    let seen = a.seen(first + q).contains(&k) && documents && mask;
+                    let seen = a.seen(first + q as i64).contains(&k) && documents && mask;
                     (if seen { s + bias } else { f64::NEG_INFINITY }, slope)
                 };
                 let scores: Vec<(f64, f64)> = (0..a.keys).map(score).collect();

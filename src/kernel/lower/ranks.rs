@@ -42,7 +42,8 @@ impl Lowerer<'_, '_> {
         let dims = dims.map(|(f, t)| Exchanged { extent: self.graph.extent(*t), from: cut(*f), to: cut(*t) }).collect();
         let dtype = self.graph.value(v).dtype;
         let label = c.kind.name().to_string();
-        let action = program::Collective { kind: c.kind, atoms: c.atoms, reduce: c.reduce, dtype, from, to, dims };
+        let Collective { kind, atoms, reduce, hops, .. } = c;
+        let action = program::Collective { kind, atoms, reduce, dtype, from, to, dims, hops };
         let step = self.step(Action::Collective(Box::new(action)), id, label);
         steps.push(step);
     }
@@ -62,7 +63,7 @@ impl Emitter<'_, '_, '_> {
                     match entry.order {
                         Order::Block => add(&mut origin, entry.atom, *size as u64 * stride as u64),
                         Order::Zigzag => at = self.zigzag(at, entry, *size as i64 / 2),
-                        Order::Halo { .. } => unreachable!("draws are over blocks, not over what windows read"),
+                        Order::Halo { .. } | Order::Ring { .. } => unreachable!("nothing is drawn for what passes"),
                     }
                 }
             }

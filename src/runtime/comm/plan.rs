@@ -213,6 +213,11 @@ impl Exchange {
         let overlap = c.dims.iter().position(|d| d.from.iter().any(|e| reduced.contains(&e.atom)));
         let mut transfers: Vec<Transfer> = Vec::new();
         match overlap {
+            _ if c.hops > 0 => {
+                let pieces: Vec<Vec<Piece>> = own.iter().map(|s| real(s)).collect();
+                let sources = Source::alike(vec![mesh.before(rank, &c.atoms, c.hops)]);
+                transfers.push(Transfer { sources, blocks: blocks(&pieces, &from, &to) });
+            }
             None => transfers.extend(members.into_iter().map(|member| Transfer {
                 sources: Source::alike(mesh.members(member, reduced)),
                 blocks: blocks(&pieces(member, &own), &from, &to),
@@ -263,10 +268,14 @@ impl Exchange {
     }
 }
 
+/// Spans that stay where they are.
+fn real(spans: &[Span]) -> Vec<Piece> {
+    spans.iter().map(|s| Piece { from: s.local, to: s.local, len: s.len }).collect()
+}
+
 /// What of an array of this shape is in no span of its dims.
 fn dead(own: &[Vec<Span>], shape: &[usize]) -> Vec<Block> {
     let all = |n: usize| vec![Piece { from: 0, to: 0, len: n }];
-    let real = |spans: &[Span]| spans.iter().map(|s| Piece { from: s.local, to: s.local, len: s.len }).collect();
     let mut dead = Vec::new();
     for (d, n) in shape.iter().enumerate() {
         let mut gaps = Vec::new();

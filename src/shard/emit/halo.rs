@@ -136,7 +136,8 @@ impl Emitter<'_, '_> {
         // What a rank has of all is there.
         let moved = if block.is_empty() { 0.0 } else { halo::foreign(self.s.mesh, extent, block, run) };
         let changes = vec![(from, to)];
-        let mut c = Collective { kind: CollectiveKind::Slice, atoms: Vec::new(), reduce: None, dims: changes };
+        let (kind, atoms) = (CollectiveKind::Slice, Vec::new());
+        let mut c = Collective { kind, atoms, reduce: None, dims: changes, hops: 0 };
         if back || moved > 0.0 {
             let why = if back { Why::Result } else { Why::Operand };
             let bytes = moved * (rest * dtype.bytes()) as f64;

@@ -5,11 +5,13 @@
 //! later uses.
 //!
 //! Reading order: this file (operations, forms, outputs), `moves.rs` (from layout to layout), `parts.rs` (an operation on parts), `halo.rs` (windows on parts),
-//! `turns.rs` (loops at run time).
+//! `ring.rs` (attention whose keys go round), `arg.rs` (argmax over parts), `turns.rs` (loops at run time).
 
+mod arg;
 mod halo;
 mod moves;
 mod parts;
+mod ring;
 mod turns;
 
 use super::facts::State;
@@ -167,6 +169,11 @@ impl Emitter<'_, '_> {
         }
         for cut in &mut cuts {
             cut.retain(|e| !whole && !riding.iter().any(|r| r.atom == e.atom));
+        }
+        if let Op::Attention(a) | Op::AttentionGrad(a) = &op.op
+            && let Some(entry) = super::ring::entry(s, op, &nest, &cuts)
+        {
+            return self.ring((id, op), a, (&nest, &cuts), entry);
         }
         if let Some(done) = self.cast_of_stored(op) {
             return done;

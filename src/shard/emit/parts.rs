@@ -3,10 +3,11 @@
 
 use super::super::facts::is_edge;
 use super::super::nest::{Along, Nest};
+use super::super::units::to_slot;
 use super::Emitter;
 use crate::ir::*;
 use crate::mesh::{Cut, Layout, Order};
-use crate::types::{DType, MapOp};
+use crate::types::{DType, MapOp, ReduceKind};
 use std::collections::HashMap;
 
 impl Emitter<'_, '_> {
@@ -43,23 +44,7 @@ impl Emitter<'_, '_> {
         let types: Vec<(DType, Vec<DimId>)> =
             (op.results.iter().zip(made)).map(|(r, layout)| (s.g.value(*r).dtype, self.dims(*r, layout))).collect();
         let mut args = args.to_vec();
-        // Dims of contracted loops that are not all real, as operands have them.
-        let mut dead: Vec<DimId> = Vec::new();
-        for (l, cut) in nest.loops.iter().zip(cuts) {
-            if cut.is_empty() || !matches!(l.along, Along::Contract(_)) {
-                continue;
-            }
-            for i in &operands {
-                if let Some(place) = l.slots[*i] {
-                    let (v, layout) = &layouts[*i];
-                    let d = s.g.value(*v).dims[place.at];
-                    let d = self.local.dim(&mut self.b, d, &layout.dims[place.at].clone());
-                    if !dead.contains(&d) {
-                        dead.push(d);
-                    }
-                }
-            }
-        }
+        let dead = self.dead(op, nest, cuts);
         match &op.op {
             Op::Window { axes, fill } => {
                 return self.window((id, op), (axes, *fill), (nest, cuts), &args, &types);
@@ -69,18 +54,19 @@ impl Emitter<'_, '_> {
             Op::Reduce { kind, .. } => {
                 let neutral = kind.neutral(self.b.dtype(args[0]));
                 args[0] = self.local.masked(&mut self.b, args[0], &dead, neutral);
+                if let (ReduceKind::ArgMax | ReduceKind::ArgMin, Op::Reduce { dims, .. }, false) =
+                    (kind, &op.op, dead.is_empty())
+                {
+                    let local: Vec<DimId> = dims.iter().map(|d| self.dim_in(&layouts, &operands, *d)).collect();
+                    return vec![self.arg_extreme((id, op), *kind, &local, args[0], &made[0])];
+                }
             }
             Op::Dot { .. } => {
                 for a in &mut args {
                     *a = self.local.masked(&mut self.b, *a, &dead, 0.0);
                 }
             }
-            Op::AttentionGrad(a) => {
-                let n = a.operands();
-                for (i, fill) in [(0, 0.0), (n, 0.0), (n + 1, f64::INFINITY), (n + 2, 0.0)] {
-                    args[i] = self.local.masked(&mut self.b, args[i], &dead, fill);
-                }
-            }
+            Op::AttentionGrad(a) => self.mask_gradient(a, &dead, &mut args),
             Op::Gather { dims, mode } => {
                 let mut local = Vec::new();
                 let mut cut = false;
@@ -154,6 +140,35 @@ impl Emitter<'_, '_> {
         }
         let local = op.op.map_dims(&mut |d| renamed[&d]);
         self.b.emit(local, &args, &types)
+    }
+
+    /// Dims of contracted loops that are not all real, as operands have them.
+    pub(super) fn dead(&mut self, op: &Operation, nest: &Nest, cuts: &[Cut]) -> Vec<DimId> {
+        let mut dead: Vec<DimId> = Vec::new();
+        for (l, cut) in nest.loops.iter().zip(cuts) {
+            if cut.is_empty() || !matches!(l.along, Along::Contract(_)) {
+                continue;
+            }
+            for (i, v) in op.args.iter().enumerate() {
+                if let Some(place) = l.slots[i] {
+                    let d = self.s.g.value(*v).dims[place.at];
+                    let cut = to_slot(self.s.mesh, cut, l.extent, place.scale);
+                    let d = self.local.dim(&mut self.b, d, &cut);
+                    if !dead.contains(&d) {
+                        dead.push(d);
+                    }
+                }
+            }
+        }
+        dead
+    }
+
+    /// Queries that are not real add nothing to the cotangents of keys and values.
+    pub(super) fn mask_gradient(&mut self, a: &Attention, dead: &[DimId], args: &mut [ValueId]) {
+        let n = a.operands();
+        for (i, fill) in [(0, 0.0), (n, 0.0), (n + 1, f64::INFINITY), (n + 2, 0.0)] {
+            args[i] = self.local.masked(&mut self.b, args[i], dead, fill);
+        }
     }
 
     /// Tells an attention which of all queries its own are, where it counts them.

@@ -233,7 +233,7 @@ impl<E: Stored> Call<'_, E> {
                     stride: line,
                     seen: pair.seen(lane, end),
                     near: pair.seen(lane.saturating_sub(LANES), queries.min(end + LANES)),
-                    ahead: (pair.position + lane) as i64 - pair.key as i64,
+                    ahead: pair.position + lane as i64 - pair.key as i64,
                     causal: a.causal,
                     reach: a.reach,
                     scale: E::Sum::of(a.scale),

@@ -80,8 +80,8 @@ impl<'a> Array<'a> {
 #[derive(Clone, Copy)]
 pub struct Head<'a> {
     pub a: &'a Attention,
-    /// The position of the first query.
-    first: usize,
+    /// The position of the first query, less that of the first key.
+    first: i64,
     pub q: Array<'a>,
     pub k: Array<'a>,
     pub v: Array<'a>,
@@ -102,7 +102,7 @@ impl<'a> Head<'a> {
         Head {
             a,
             // SAFETY: the caller's promise: an I32.
-            first: a.first.map_or(0, |b| unsafe { locate(b).cast::<i32>().read() }.max(0) as usize),
+            first: a.first.map_or(0, |b| i64::from(unsafe { locate(b).cast::<i32>().read() })),
             q: array(&a.q, a.dtype),
             k: array(&a.k, a.dtype),
             v: array(&a.v, a.dtype),
@@ -141,12 +141,12 @@ impl<'a> Head<'a> {
 
     /// The keys that a query sees by its position.
     pub fn seen(&self, query: usize) -> Range<usize> {
-        self.a.seen(self.first + query)
+        self.a.seen(self.first + query as i64)
     }
 
     /// A block of queries, from number `query` on, with a block of keys.
     pub fn pair(&self, (query, queries): (usize, usize), (key, keys): (usize, usize)) -> Pair<'a> {
-        Pair { a: self.a, query, position: self.first + query, key, queries, keys }
+        Pair { a: self.a, query, position: self.first + query as i64, key, queries, keys }
     }
 
     /// Pairs of one of some queries with a key that it sees, about.
@@ -194,8 +194,8 @@ pub struct Pair<'a> {
     pub a: &'a Attention,
     /// The first ones.
     pub query: usize,
-    /// The position of the first query.
-    pub position: usize,
+    /// The position of the first query; before the first key it is negative.
+    pub position: i64,
     pub key: usize,
     pub queries: usize,
     pub keys: usize,
@@ -204,16 +204,17 @@ pub struct Pair<'a> {
 impl Pair<'_> {
     /// The keys that one of some queries sees; numbers in the blocks.
     pub fn seen(&self, from: usize, to: usize) -> Range<usize> {
-        let first = self.a.seen(self.position + from).start.saturating_sub(self.key);
-        let end = self.a.seen(self.position + to - 1).end.saturating_sub(self.key).min(self.keys);
+        let seen = |query: usize| self.a.seen(self.position + query as i64);
+        let first = seen(from).start.saturating_sub(self.key);
+        let end = seen(to - 1).end.saturating_sub(self.key).min(self.keys);
         first.min(end)..end
     }
 
     /// The queries that see one of some keys; numbers in the blocks.
     pub fn seeing(&self, from: usize, to: usize) -> Range<usize> {
-        let reach = |r: u32| (self.key + to - 1 + r as usize).saturating_sub(self.position).min(self.queries);
-        let end = self.a.reach.map_or(self.queries, reach);
-        let first = if self.a.causal { (self.key + from).saturating_sub(self.position) } else { 0 };
+        let ahead = |key: usize| ((key as i64 - self.position).max(0) as usize).min(self.queries);
+        let end = self.a.reach.map_or(self.queries, |r| ahead(self.key + to - 1 + r as usize));
+        let first = if self.a.causal { ahead(self.key + from) } else { 0 };
         first.min(end)..end
     }
 }

@@ -61,6 +61,7 @@ fn all_reduce(from: u32, to: u32) -> Action {
         from: BufferId(from),
         to: BufferId(to),
         dims: vec![Exchanged { extent: N, from: vec![], to: vec![] }],
+        hops: 0,
     }))
 }
 
