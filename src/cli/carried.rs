@@ -69,7 +69,7 @@ fn dispatch(cli: Cli, program: Program, bundle: Bundle, out: &mut Output) -> Out
             recipe.apply(&how.overrides(&recipe))?;
             let mut engine =
                 Compiled::open(program, &recipe, ExecOptions { threads: cli.threads, ..ExecOptions::default() })?;
-            eval::evaluate(&recipe, &mut engine, &how, &[], &texts, out)
+            eval::evaluate(&recipe, &mut engine, &how, &[], (&texts, None), out)
         }
         Command::Sample(how) => match sample {
             Some(mut sampling) => {

@@ -37,16 +37,19 @@ fn compiled(args: &EvalArgs, threads: usize, out: &mut Output) -> Outcome<Code> 
         train::timings(&timings, out);
     }
     let mut engine = Compiled::open(program, &recipe, ExecOptions { threads, ..ExecOptions::default() })?;
-    evaluate(&recipe, &mut engine, &args.how, &args.output, &findings.sources, out)
+    // As it was given: what comes later on the line counts.
+    let words = std::env::args().skip(1).map(|w| if w.contains([' ', '\'']) { format!("{w:?}") } else { w });
+    let command = ["partita".to_string()].into_iter().chain(words).collect::<Vec<_>>().join(" ");
+    evaluate(&recipe, &mut engine, &args.how, &args.output, (&findings.sources, Some(&command)), out)
 }
 
-/// Evaluates a checkpoint, or the initial weights.
+/// Evaluates a checkpoint, or the initial weights. `command`: the one that was given, where it can be given in another way.
 pub fn evaluate(
     recipe: &Recipe,
     engine: &mut dyn Engine,
     how: &EvalHow,
     outputs: &[(String, PathBuf)],
-    sources: &SourceMap,
+    (sources, command): (&SourceMap, Option<&str>),
     out: &mut Output,
 ) -> Outcome<Code> {
     for (_, path) in outputs {
@@ -74,7 +77,7 @@ pub fn evaluate(
     };
     let pass = Pass::open(recipe, data, chars.as_ref(), how.batches);
     let mut pass = pass.map_err(|stop| Findings::of_stop(stop, sources))?;
-    if let Some(d) = pass.left_out(recipe).filter(|_| how.batches.is_none()) {
+    if let Some(d) = pass.left_out(command).filter(|_| how.batches.is_none()) {
         out.findings(&Findings::of(d));
     }
     let stop = StopFlag::install()?;

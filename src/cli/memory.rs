@@ -46,10 +46,11 @@ fn table(n: &Needed, all: bool, out: &mut Output) {
     if let Some(one) = n.one_device {
         let (share, all) = (peak as f64 / one as f64, n.ranks as f64 * peak as f64 / one as f64);
         let one = memory::show(one as u64);
-        out.line(format!(
-            "one device needs {one}: {:.1} % of it on each rank, {all:.2} times as much in all",
-            100.0 * share
-        ));
+        let share = match 100.0 * share {
+            percent if percent < 0.1 => format!("{percent:.1e}"),
+            percent => format!("{percent:.1}"),
+        };
+        out.line(format!("one device needs {one}: {share} % of it on each rank, {all:.2} times as much in all"));
     }
     for line in &n.uneven {
         out.line(format!("uneven: {line}; every rank has room for the largest"));

@@ -1,12 +1,12 @@
 //! `partita train --profile` and `--trace`, `partita sample --profile`: where the time went.
 
 use super::output::Output;
-use crate::driver::engine::Compiled;
+use crate::driver::engine::{Compiled, Machine};
 use crate::driver::findings::Outcome;
 use crate::driver::overwrite;
 use crate::driver::profile::{Line, Report, trace};
 use crate::driver::train::Beside;
-use crate::runtime::exec::Executor;
+use crate::types::counted;
 use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
@@ -15,12 +15,22 @@ use std::time::Duration;
 const ROWS: usize = 25;
 
 /// Prints where the time of the runs of a routine went, each of which is a `unit`.
-pub fn print(exec: &mut Executor, routine: &str, unit: &str, out: &mut Output) {
-    let Some(r) = Report::of(exec, routine) else { return out.line(format!("no {unit} was profiled")) };
+pub fn print(machine: &mut Machine, routine: &str, unit: &str, out: &mut Output) {
+    let Some(r) = Report::of(machine, routine) else { return out.line(format!("no {unit} was profiled")) };
     let mut text = String::new();
     let share = |x: f64| 100.0 * x / r.seconds.max(1e-12);
     let runs = if r.runs == 1 { format!("one {unit}") } else { format!("{} {unit}s after the first", r.runs) };
     let _ = writeln!(text, "profile of {runs}: {} each, median {}", milliseconds(r.seconds), milliseconds(r.median));
+    if let Some(many) = &r.ranks {
+        let _ = writeln!(
+            text,
+            "figures are means of {}; without collectives a {unit} takes {} on average, {} on rank {}",
+            counted(many.count, "rank"),
+            milliseconds(many.own),
+            milliseconds(many.slowest.1),
+            many.slowest.0
+        );
+    }
     let _ = writeln!(
         text,
         "this machine at best: {:.0} GFLOP/s (f32), {:.1} GB/s (reads), with these threads",
@@ -103,6 +113,6 @@ fn milliseconds(seconds: f64) -> String {
 
 /// Writes the trace of a run to a file.
 pub fn write(engine: &mut Compiled, path: &Path) -> Outcome<()> {
-    let text = engine.with_executor(|exec| trace(exec)).to_string();
+    let text = trace(engine.machine_mut()).to_string();
     std::fs::write(path, text).map_err(|e| overwrite::unwritten(path, &e))
 }

@@ -147,7 +147,7 @@ pub fn sampled(
     }
     out.line("");
     if how.profile {
-        sampler.with_executor(|exec| profile::print(exec, STEP, "token", out));
+        profile::print(sampler.machine_mut(), STEP, "token", out);
     }
     Ok(OK)
 }
@@ -243,7 +243,7 @@ fn arrays(sampler: &mut Sampler, how: &How, sources: &SourceMap, out: &mut Outpu
         }
     }
     if how.profile {
-        sampler.with_executor(|exec| profile::print(exec, WHOLE, "sample", out));
+        profile::print(sampler.machine_mut(), WHOLE, "sample", out);
     }
     Ok(OK)
 }

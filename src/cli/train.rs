@@ -99,7 +99,7 @@ pub fn profiled(
     }
     let (code, ended) = follow(recipe, engine, request, sources, timed, out)?;
     if how.profile {
-        engine.with_executor(|exec| profile::print(exec, pipeline::TRAIN, "step", out));
+        profile::print(engine.machine_mut(), pipeline::TRAIN, "step", out);
         profile::beside(&ended.beside, out);
     }
     if let Some(path) = &how.trace {

@@ -85,11 +85,11 @@ impl Machine {
         })
     }
 
-    /// What runs the first rank.
-    pub fn with_executor<T>(&mut self, f: impl FnOnce(&mut Executor) -> T) -> T {
+    /// What runs each rank, in their order.
+    pub fn each<T>(&mut self, mut f: impl FnMut(&mut Executor) -> T) -> Vec<T> {
         match self {
-            Machine::One(exec) => f(exec),
-            Machine::Many(ranks) => f(&mut ranks.executor(0)),
+            Machine::One(exec) => vec![f(exec)],
+            Machine::Many(ranks) => (0..ranks.ranks()).map(|rank| f(&mut ranks.executor(rank))).collect(),
         }
     }
 
@@ -169,9 +169,8 @@ impl Compiled {
         Ok(Compiled { machine, params, states, watched })
     }
 
-    /// What runs the first rank.
-    pub fn with_executor<T>(&mut self, f: impl FnOnce(&mut Executor) -> T) -> T {
-        self.machine.with_executor(f)
+    pub fn machine_mut(&mut self) -> &mut Machine {
+        &mut self.machine
     }
 
     pub fn into_machine(self) -> Machine {

@@ -7,7 +7,6 @@ use crate::diag::Diagnostic;
 use crate::program::OutputKind;
 use crate::runtime::data::{Batch, CharTable, DataSpec, Loader, Order};
 use crate::runtime::stop::StopFlag;
-use std::path::Path;
 
 /// Validation data, opened once for all passes.
 pub struct Pass {
@@ -56,8 +55,8 @@ impl Pass {
         self.batches
     }
 
-    /// Says so where samples at the end do not fill a batch, and how to evaluate all of them.
-    pub fn left_out(&self, recipe: &Recipe) -> Option<Diagnostic> {
+    /// Says so where samples at the end do not fill a batch, and how to evaluate all of them: by this command, if any can.
+    pub fn left_out(&self, eval: Option<&str>) -> Option<Diagnostic> {
         let loader = self.loader.as_ref().filter(|l| l.left_out() > 0)?;
         let (left, batch) = (loader.left_out(), loader.batch_size() as u64);
         let of = if left == 1 { "sample".to_string() } else { format!("{left} samples") };
@@ -65,12 +64,14 @@ impl Pass {
         let message = format!("the last {of} of the validation data {fill} no batch and {are} left out");
         let all = loader.samples();
         let divisor = (1..=batch).rev().find(|d| all.is_multiple_of(*d))?;
-        let file = Path::new(&recipe.origin.author.file).file_name()?.to_string_lossy().into_owned();
         let sample = self.sample.as_deref()?;
-        Some(
-            Diagnostic::warning("W0007", message)
-                .help(format!("to evaluate a checkpoint on all {all}: `partita eval {file} --set {sample}={divisor}`")),
-        )
+        let d = Diagnostic::warning("W0007", message);
+        Some(match eval {
+            Some(eval) => d.help(format!("to evaluate a checkpoint on all {all}: `{eval} --set {sample}={divisor}`")),
+            None => d.help(format!(
+                "to evaluate a checkpoint on all {all}, build the program with `--set {sample}={divisor}`"
+            )),
+        })
     }
 
     /// One pass; `each` is told the number of every batch that is done. None if it was stopped.

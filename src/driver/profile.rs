@@ -1,6 +1,7 @@
 //! Where the time of a training step, or of one new token, goes: by kernel against the machine's roofline (Williams, Waterman and
 //! Patterson, 2009), by place in the text, and what is no kernel at all.
 
+use super::engine::Machine;
 use crate::program::{Program, Source, SourceId, Work};
 use crate::runtime::exec::{Executor, Profile, Roof, Timing};
 use indexmap::IndexMap;
@@ -39,15 +40,40 @@ pub struct Report {
     pub places: Vec<Line>,
     /// The same by kind of step, longest first.
     pub kinds: Vec<Line>,
+    /// Where there are several ranks; everything else is a mean over them then.
+    pub ranks: Option<ManyRanks>,
+}
+
+/// How the time of a run differs between ranks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ManyRanks {
+    pub count: usize,
+    /// Seconds of a run that are no exchange with others, on average.
+    pub own: f64,
+    /// The rank on which they are most.
+    pub slowest: (usize, f64),
 }
 
 impl Report {
     /// Of a routine whose runs were measured; None if there were none. Also measures the machine, which takes some tenths of a
     /// second.
-    pub fn of(exec: &mut Executor, routine: &str) -> Option<Report> {
-        let program = exec.program().clone();
-        let profile = exec.routine(routine).and_then(|n| exec.profile(n)).filter(|p| p.runs > 0)?;
-        Some(Report::new(&program, &profile, exec.roof()))
+    pub fn of(machine: &mut Machine, routine: &str) -> Option<Report> {
+        let program = machine.program();
+        let n = program.routines.iter().position(|r| r.name == routine)?;
+        let profiles: Option<Vec<Profile>> =
+            machine.each(|exec| exec.profile(n).filter(|p| p.runs > 0)).into_iter().collect();
+        let profiles = profiles?;
+        // Of the first rank, while the others rest.
+        let mut roof = None;
+        machine.each(|exec| roof = roof.or_else(|| Some(exec.roof())));
+        let mut report = Report::new(&program, &mean(&profiles), roof?);
+        if profiles.len() > 1 {
+            let own: Vec<f64> = profiles.iter().map(own).collect();
+            let slowest = own.iter().copied().enumerate().max_by(|a, b| a.1.total_cmp(&b.1))?;
+            let average = own.iter().sum::<f64>() / own.len() as f64;
+            report.ranks = Some(ManyRanks { count: own.len(), own: average, slowest });
+        }
+        Some(report)
     }
 
     fn new(program: &Program, profile: &Profile, roof: Roof) -> Report {
@@ -78,6 +104,7 @@ impl Report {
             steps: group(&|t| (t.label.clone(), t.kind, place(t.source))),
             places: group(&|t| (String::new(), "", line_of(program.sources.get(t.source.0 as usize)))),
             kinds: group(&|t| (String::new(), t.kind, String::new())),
+            ranks: None,
         }
     }
 
@@ -99,6 +126,30 @@ impl Line {
     }
 }
 
+/// What a run takes on a rank without its exchanges.
+fn own(p: &Profile) -> f64 {
+    let exchanges: Duration = p.steps.iter().filter(|t| t.kind == COLLECTIVE).map(|t| t.time).sum();
+    p.time.saturating_sub(exchanges).as_secs_f64() / p.runs as f64
+}
+
+/// Kind of the steps that exchange with other ranks.
+const COLLECTIVE: &str = "collective";
+
+/// The mean of what ranks have measured, which run the same steps.
+fn mean(profiles: &[Profile]) -> Profile {
+    let n = profiles.len() as u32;
+    let over = |f: &dyn Fn(&Profile) -> Duration| profiles.iter().map(f).sum::<Duration>() / n;
+    let step = |(k, t): (usize, &Timing)| Timing { time: over(&|p| p.steps[k].time), ..t.clone() };
+    let first = &profiles[0];
+    Profile {
+        runs: first.runs,
+        time: over(&|p| p.time),
+        median: over(&|p| p.median),
+        waited: over(&|p| p.waited),
+        steps: first.steps.iter().enumerate().map(step).collect(),
+    }
+}
+
 /// `file:line`, in the library with the program's own call.
 fn place(source: &Source) -> String {
     match (source.file.is_empty(), source.called.is_empty()) {
@@ -117,21 +168,34 @@ fn line_of(source: Option<&Source>) -> String {
     source.called.rsplit_once(':').map_or(source.called.as_str(), |(line, _)| line).to_string()
 }
 
-/// The single runs of steps in the JSON format of Chrome's trace events, which Perfetto reads: times in microseconds.
-pub fn trace(exec: &Executor) -> serde_json::Value {
-    let program = exec.program();
+/// The single runs of steps in the JSON format of Chrome's trace events, which Perfetto reads: times in microseconds, a track
+/// for each rank.
+pub fn trace(machine: &mut Machine) -> serde_json::Value {
+    let program = machine.program();
+    let begun = machine.each(|exec| exec.timed_since());
+    let first = begun.iter().flatten().min().copied();
+    let (mut events, mut rank) = (Vec::new(), 0);
+    machine.each(|exec| {
+        let ahead = exec.timed_since().zip(first).map_or(Duration::ZERO, |(own, first)| own - first);
+        track(&program, exec, (rank, ahead), &mut events);
+        rank += 1;
+    });
+    serde_json::json!({"displayTimeUnit": "ms", "traceEvents": events})
+}
+
+fn track(program: &Program, exec: &Executor, (rank, ahead): (usize, Duration), events: &mut Vec<serde_json::Value>) {
     let steps: Vec<Vec<Timing>> =
         (0..program.routines.len()).map(|n| exec.profile(n).map_or(Vec::new(), |p| p.steps)).collect();
     let micros = |t: Duration| t.as_nanos() as f64 / 1e3;
-    let mut events = vec![serde_json::json!({
-        "ph": "M", "pid": 0, "tid": 0, "name": "process_name", "args": {"name": "rank 0"},
-    })];
+    events.push(serde_json::json!({
+        "ph": "M", "pid": rank, "tid": 0, "name": "process_name", "args": {"name": format!("rank {rank}")},
+    }));
     for span in exec.spans() {
         let Some(step) = steps.get(span.routine as usize).and_then(|s| s.get(span.step as usize)) else { continue };
         let source = program.sources.get(step.source.0 as usize);
         events.push(serde_json::json!({
-            "ph": "X", "pid": 0, "tid": 0, "name": step.label, "cat": step.kind,
-            "ts": micros(span.start), "dur": micros(span.time),
+            "ph": "X", "pid": rank, "tid": 0, "name": step.label, "cat": step.kind,
+            "ts": micros(span.start + ahead), "dur": micros(span.time),
             "args": {
                 "routine": program.routines[span.routine as usize].name,
                 "source": source.map_or(String::new(), place),
@@ -141,5 +205,4 @@ pub fn trace(exec: &Executor) -> serde_json::Value {
             },
         }));
     }
-    serde_json::json!({"displayTimeUnit": "ms", "traceEvents": events})
 }

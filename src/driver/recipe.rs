@@ -91,6 +91,12 @@ impl Overrides {
 }
 
 impl Recipe {
+    /// The command that evaluates a checkpoint.
+    pub fn eval_command(&self) -> String {
+        let file = Path::new(&self.origin.author.file).file_name().unwrap_or_default();
+        format!("partita eval {}", file.to_string_lossy())
+    }
+
     pub fn apply(&mut self, o: &Overrides) -> Result<(), RuntimeError> {
         self.steps = o.steps.unwrap_or(self.steps);
         self.seed = o.seed.unwrap_or(self.seed);

@@ -12,7 +12,7 @@ use crate::program::{Action, Library, OutputKind, Program, Slot};
 use crate::runtime::RuntimeError;
 use crate::runtime::checkpoint::{Checkpoint, TensorInfo};
 use crate::runtime::data::{CharTable, Input, given};
-use crate::runtime::exec::{Array, ExecOptions, Executor, RunArgs};
+use crate::runtime::exec::{Array, ExecOptions, RunArgs};
 use crate::runtime::tokenizer::{Bytes, Chars, Codec, Ids, Tokenizer};
 
 /// What the command line says of the draw.
@@ -85,9 +85,9 @@ impl Sampler {
         &self.recipe
     }
 
-    /// What runs the sampler on the first rank, to ask what its runs took.
-    pub fn with_executor<T>(&mut self, f: impl FnOnce(&mut Executor) -> T) -> T {
-        self.machine.with_executor(f)
+    /// What runs the sampler, to ask what its runs took.
+    pub fn machine_mut(&mut self) -> &mut Machine {
+        &mut self.machine
     }
 
     /// Parameters and model states by name; averages, where the checkpoint has them, in the place of parameters.

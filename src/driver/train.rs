@@ -129,7 +129,7 @@ pub fn train(
     tell(Event::Begin { first: run.step, steps: recipe.steps, seed: run.seed, opening: start.elapsed() });
     let outcome = run.go(engine, stop, tell);
     // Whatever happened, a save that was begun is finished and reported.
-    let last = run.saver.finish();
+    let last = run.saver.as_mut().and_then(Saver::finish);
     run.saved(last, tell);
     let interrupted = outcome?;
     if let Some(e) = run.failed_save.take() {
@@ -158,7 +158,6 @@ pub fn rehearse(recipe: &Recipe) -> Result<(), Stop> {
 
 struct Run<'r> {
     recipe: &'r Recipe,
-    no_save: bool,
     watched: bool,
     /// Steps done.
     step: u64,
@@ -168,7 +167,8 @@ struct Run<'r> {
     samples: u64,
     chars: Option<CharTable>,
     pass: Option<Pass>,
-    saver: Saver,
+    /// None where nothing is saved.
+    saver: Option<Saver>,
     last_saved: Option<PathBuf>,
     /// The step of the last snapshot.
     snapshot: Option<u64>,
@@ -204,14 +204,17 @@ impl<'r> Run<'r> {
         let pass = match &recipe.valid {
             Some(v) => {
                 let pass = Pass::open(recipe, (&v.data, &v.at), chars.as_ref(), v.batches)?;
-                pass.left_out(recipe).filter(|_| v.batches.is_none()).into_iter().for_each(|d| tell(Event::Warning(d)));
+                pass.left_out(Some(&recipe.eval_command()))
+                    .filter(|_| v.batches.is_none())
+                    .into_iter()
+                    .for_each(|d| tell(Event::Warning(d)));
                 Some(pass)
             }
             None => None,
         };
         let mut options = SaveOptions::default();
         options.keep = recipe.keep.map_or(options.keep, |n| usize::try_from(n).unwrap_or(usize::MAX));
-        let mut saver = Saver::open(&request.out, options)?;
+        let mut saver = (!request.no_save).then(|| Saver::open(&request.out, options)).transpose()?;
         match from {
             Some(c) => {
                 let groups: Vec<&str> = c.groups();
@@ -237,7 +240,7 @@ impl<'r> Run<'r> {
         let last = from.is_none().then(|| Checkpoint::open(&request.out).ok()).flatten();
         let other = last.as_ref().and_then(|c| recipe.origin.author.other(c));
         // A run that leaves nothing moves nothing away.
-        if !request.no_save
+        if let Some(saver) = &mut saver
             && let Some(aside) = saver.set_aside(from.map(|c| c.index.step), &[EVENTS, BEST])?
         {
             let whose = other.map_or(String::new(), |file| {
@@ -251,7 +254,6 @@ impl<'r> Run<'r> {
         let data = loader.map(|l| Prefetcher::start(l, step..recipe.steps, AHEAD)).transpose()?;
         Ok(Run {
             recipe,
-            no_save: request.no_save,
             watched: request.watched,
             step,
             seed,
@@ -309,10 +311,10 @@ impl<'r> Run<'r> {
             let valid = self.validate(engine, stop, tell);
             let valid = valid.or_else(|e| self.keep(engine, tell).and(Err(e)))?;
             self.report(loss, &figures, valid, first, tell);
-            if !self.no_save && self.recipe.save_every.is_some_and(|n| self.step.is_multiple_of(n)) {
+            if self.saver.is_some() && self.recipe.save_every.is_some_and(|n| self.step.is_multiple_of(n)) {
                 self.save(engine, tell)?;
             }
-            let outcome = self.saver.poll();
+            let outcome = self.saver.as_mut().and_then(Saver::poll);
             self.saved(outcome, tell);
             if self.step > first + 1 {
                 self.beside.steps += 1;
@@ -338,11 +340,12 @@ impl<'r> Run<'r> {
         let loss = result.loss;
         self.valid.push((self.step, loss));
         tell(Event::Valid { step: self.step, result });
-        if self.recipe.save_best && !self.no_save && loss.is_finite() && self.best.is_none_or(|best| loss < best) {
+        if self.recipe.save_best && self.saver.is_some() && loss.is_finite() && self.best.is_none_or(|best| loss < best)
+        {
             let mut snapshot = self.snapshot(engine)?;
             snapshot.extra[BEST] = loss.to_bits().into();
             snapshot.extra["valid_loss"] = loss.into();
-            let before = self.saver.save_best(snapshot);
+            let before = self.saver.as_mut().and_then(|s| s.save_best(snapshot));
             self.saved(before, tell);
             self.best = Some(loss);
         }
@@ -404,7 +407,7 @@ impl<'r> Run<'r> {
 
     /// Saves before the run ends, unless this step is saved already.
     fn keep(&mut self, engine: &dyn Engine, tell: Tell) -> Result<(), Stop> {
-        if self.snapshot != Some(self.step) && self.step > 0 && !self.no_save {
+        if self.snapshot != Some(self.step) && self.step > 0 && self.saver.is_some() {
             self.save(engine, tell)
         } else {
             Ok(())
@@ -417,7 +420,7 @@ impl<'r> Run<'r> {
         if let Some(record) = &self.unvalidated {
             extra[UNVALIDATED] = metrics::kept(record);
         }
-        let spare = self.saver.recycle().map_or(Vec::new(), |s| s.groups);
+        let spare = self.saver.as_mut().and_then(Saver::recycle).map_or(Vec::new(), |s| s.groups);
         let groups = weights::save(self.recipe, engine, spare);
         if let Some((name, value)) = weights::not_finite(self.recipe, &groups) {
             let what = format!("parameter `{name}` holds {value} after step {}", self.step);
@@ -436,7 +439,7 @@ impl<'r> Run<'r> {
     fn save(&mut self, engine: &dyn Engine, tell: Tell) -> Result<(), Stop> {
         let snapshot = self.snapshot(engine)?;
         self.snapshot = Some(self.step);
-        let before = self.saver.save(snapshot);
+        let before = self.saver.as_mut().and_then(|s| s.save(snapshot));
         self.saved(before, tell);
         Ok(())
     }

@@ -101,6 +101,8 @@ fn what_validation_leaves_out_is_said_once() {
     let said = err(&output);
     let cure = said.split("`partita ").nth(1).and_then(|s| s.split('`').next()).expect("a command");
     assert!(cure.starts_with("eval tiny.pta --set batch="), "{cure}");
+    let output = partita(folder.path(), &["eval", "tiny.pta", "--set", "embed=12"]);
+    assert!(err(&output).contains("`partita eval tiny.pta --set embed=12 --set batch="), "{}", err(&output));
     let output = partita(folder.path(), &cure.split(' ').collect::<Vec<_>>());
     assert!(output.status.success() && !err(&output).contains("W0007"), "{}", err(&output));
 }

@@ -79,6 +79,25 @@ fn memory_is_that_of_a_rank() {
 }
 
 #[test]
+fn a_profile_and_a_trace_are_of_all_ranks() {
+    let folder = tiny();
+    let at = folder.path();
+    let run = ["train", "tiny.pta", "--plan", "many", "--mesh", "tp=1,dp=4", "--steps", "3", "--no-save"];
+    let text = succeeds(at, &[&run[..], &["--profile", "--trace", "trace.json"]].concat());
+    assert!(text.contains("\nfigures are means of 4 ranks; without collectives a step takes "), "{text}");
+    let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(at.join("trace.json")).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().expect("a list of events");
+    let of = |rank: u64| {
+        let own = events.iter().filter(|e| e["pid"].as_u64() == Some(rank) && e["name"] == "all_reduce");
+        own.map(|e| e["ts"].as_f64().expect("a time")).collect::<Vec<_>>()
+    };
+    let all: Vec<Vec<f64>> = (0..4).map(of).collect();
+    assert!(!all[0].is_empty() && all.iter().all(|one| one.len() == all[0].len()), "{all:?}");
+    // Ranks meet in the second of the collectives after they have met in the first one.
+    assert!(all.iter().all(|one| all.iter().all(|other| one[0] < other[1])), "{all:?}");
+}
+
+#[test]
 fn sampling_built_programs_and_exports_are_those_of_one_device_under_any_plan() {
     let folder = tiny();
     let at = folder.path();

@@ -474,6 +474,8 @@ fn a_run_that_saves_nothing_moves_nothing_away() {
     let before = state(&at.join("run"));
     succeeds(at, &["train", "tiny.pta", "--out", "run", "--steps", "2", "--no-save"]);
     assert!(state(&at.join("run")) == before && !at.join("run/before-1").exists());
+    succeeds(at, &["train", "tiny.pta", "--out", "none", "--steps", "2", "--no-save"]);
+    assert!(!at.join("none").exists());
     // What cannot be written is said before the work, not after it.
     let text = fails(at, &["train", "tiny.pta", "--out", "run2", "--trace", "no/such/place.json"], 1, "E0813");
     assert!(!text.contains("step 1/") && !at.join("run2").exists(), "{text}");

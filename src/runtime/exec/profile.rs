@@ -145,6 +145,11 @@ impl Executor {
         Some(Profile { runs, time: times.time, median, waited: times.waited, steps })
     }
 
+    /// When spans begin to count, if runs are measured.
+    pub fn timed_since(&self) -> Option<Instant> {
+        self.watch.times.as_ref().map(|t| t.origin)
+    }
+
     /// The single runs of steps, oldest first.
     pub fn spans(&self) -> &[Span] {
         self.watch.times.as_ref().map_or(&[], |t| &t.spans)
