@@ -317,3 +317,30 @@ fn windows_over_rows_in_parts() {
         }
     }
 }
+
+/// Statistics by slices, of which ranks have several, one, or a part.
+#[test]
+fn ranks_may_share_a_slice() {
+    let net = "use nn.{BatchNorm, Linear, relu}\nuse optim.{sgd}
+dim batch = 16, inner = 3, mlp = 4, out = 2
+model Net(x: [batch, inner], y: [batch, out]) {
+    let up = Linear[inner, mlp]
+    let norm = BatchNorm[mlp]
+    let down = Linear[mlp, out]
+    loss mean[batch, out](square(down(relu(norm(up(x)))) - y))
+}
+train Net {\n    samples batch in 4 slices\n    optimizer sgd(lr = 0.1)\n    steps 2\n    seed 3\n}\n";
+    for plan in [
+        "mesh dp = 2\nshard batch by dp",
+        "mesh dp = 4\nshard batch by dp",
+        "mesh dp = 8\nshard batch by dp",
+        "mesh dp = 16\nshard batch by dp",
+        "mesh dp = 12\nshard batch by dp",
+        "mesh dp = 3\nshard batch by dp",
+        "mesh dp = 4\nshard batch by dp\nmicrobatches 2",
+        "mesh dp = 4\nshard batch by dp\nmicrobatches 4",
+        "mesh a = 2, b = 4\nshard batch by a, b\nshard mlp by b in Net.down",
+    ] {
+        same(net, plan);
+    }
+}

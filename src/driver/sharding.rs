@@ -189,7 +189,14 @@ fn rules(plan: &ResolvedPlan, g: &Graph) -> Result<Rules, Box<Diagnostic>> {
     }
     for r in &plan.rules {
         if let [axis] = r.axes[..] {
-            divide(&mut mesh, axis, &r.dims, g);
+            match r.dims[..] {
+                [dim] => {
+                    let slices = stage::slices::dims_of(g, dim).map_or(1, |[slices, _]| g.size(slices));
+                    divide_by(&mut mesh, axis, slices / plan.microbatches.max(1) as usize);
+                }
+                [first, ..] => divide_by(&mut mesh, axis, g.size(first)),
+                [] => {}
+            }
         }
     }
     let mut pins = Vec::new();
@@ -224,9 +231,11 @@ fn rules(plan: &ResolvedPlan, g: &Graph) -> Result<Rules, Box<Diagnostic>> {
                 RuleKind::Layout => Strength::Layout,
                 RuleKind::Inline => Strength::Inline,
             };
-            let place =
+            let place: Option<Place> =
                 r.scope.as_ref().map(|s| if r.kind == RuleKind::Inline { expression(s, g) } else { place(s, g) });
-            pins.push(Pin { dim: *dim, entries, place, strength, span: r.span });
+            let pin = Pin { dim: *dim, entries, place, strength, span: r.span };
+            pins.extend(in_slices(&mesh, &pin, plan.microbatches, g));
+            pins.push(pin);
         }
     }
     let zero = plan.zero.iter().map(|z| Zero {
@@ -243,10 +252,34 @@ fn rules(plan: &ResolvedPlan, g: &Graph) -> Result<Rules, Box<Diagnostic>> {
     Ok(Rules { zero: zero.collect(), mesh, pins, ring, gathers_again })
 }
 
-/// Divides an axis into two atoms where the first of several dims is smaller than it.
-fn divide(mesh: &mut Mesh, axis: usize, dims: &[DimId], g: &Graph) {
-    let [first, _, ..] = dims else { return };
-    let (size, n) = (mesh.axes[axis].size(), g.size(*first));
+/// What a line on samples says of slices of samples, where statistics are taken by slice.
+fn in_slices(mesh: &Mesh, pin: &Pin, microbatches: u64, g: &Graph) -> Vec<Pin> {
+    let Some([slices, slice]) = stage::slices::dims_of(g, pin.dim) else { return Vec::new() };
+    let mut left = g.size(slices) / microbatches.max(1) as usize;
+    let (mut major, mut minor) = (Cut::new(), Cut::new());
+    for e in &pin.entries {
+        let size = mesh.size(e.atom);
+        if minor.is_empty() && left.is_multiple_of(size) && left >= size {
+            left /= size;
+            major.push(*e);
+        } else if left == 1 {
+            minor.push(*e);
+        } else {
+            return Vec::new();
+        }
+    }
+    let of = |dim, entries| Pin { dim, entries, ..pin.clone() };
+    // Cut further than into single slices, a line says both; otherwise nothing of the places in a slice.
+    let mut pins = vec![of(slices, major)];
+    pins.extend((!minor.is_empty()).then(|| of(slice, minor)));
+    pins.retain(|p| !p.entries.is_empty() || pin.entries.is_empty());
+    pins
+}
+
+/// Divides an axis into two atoms where the first of several dims that it cuts as if they were one, or the number of slices of samples, is smaller
+/// than it.
+fn divide_by(mesh: &mut Mesh, axis: usize, n: usize) {
+    let size = mesh.axes[axis].size();
     let whole = mesh.axes[axis].atoms.len() == 1;
     if whole && n > 1 && n < size && size.is_multiple_of(n) {
         mesh.axes[axis].atoms = vec![n, size / n];

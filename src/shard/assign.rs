@@ -10,7 +10,7 @@
 use super::explain::{Choice, Priced};
 use super::facts::{Origin, State};
 use super::nest::{Along, Loop, Nest, slot_value};
-use super::propagate::{accept, cut_of, propagate};
+use super::propagate::{accept, cut_of, in_slot, propagate};
 use crate::ir::*;
 use crate::mesh::{Atom, Cut, Entry, Order};
 use std::collections::HashSet;
@@ -188,10 +188,12 @@ impl Assigner {
 fn role(s: &State<'_>, op: &Operation, nest: &Nest, i: usize, a: Atom) -> Role {
     let cuts = |c: &Cut| c.iter().any(|e| e.atom == a);
     let Some(at) = s.held(slot_value(op, i)).cuts.iter().position(cuts) else { return Role::Free };
-    let of = nest.loops.iter().position(|l| l.slots[i].is_some_and(|p| p.at == at));
-    let cuttable =
-        |k: &usize| nest.loops[*k].along != Along::Whole && cut_of(s, op, &nest.loops[*k], i).is_some_and(|c| cuts(&c));
-    Role::Cut(of.filter(cuttable).unwrap_or(usize::MAX))
+    // Several loops may share a dim: each has some of its entries.
+    let of = |l: &Loop| {
+        let here = l.along != Along::Whole && l.slots[i].is_some_and(|p| p.at == at);
+        here && cut_of(s, op, l, i).is_some_and(|c| cuts(&c))
+    };
+    Role::Cut(nest.loops.iter().position(of).unwrap_or(usize::MAX))
 }
 
 /// The loop that facts agree on.
@@ -285,6 +287,9 @@ fn adopt(s: &mut State<'_>, id: OpId, op: &Operation, nest: &Nest, l: usize, a: 
         let Some(place) = nest.loops[l].slots[i] else { continue };
         let entry = entry_of(s, op, nest, l, a);
         let mut cut = s.held(*v).cuts[place.at].clone();
+        if place.skip > 1 && in_slot(s, *v, place, &nest.loops[l], &[]).is_none_or(|c| c != cut) {
+            continue;
+        }
         cut.extend(super::units::to_slot(s.mesh, &[entry], nest.loops[l].extent, place.scale));
         changed |= accept(s, *v, place.at, &cut, Origin::Chosen(id), phase);
     }
@@ -313,6 +318,19 @@ fn ordered(s: &State<'_>, op: &Operation, nest: &Nest, chosen: &[(Atom, Option<u
         }
         // Blocks from both ends are dealt last.
         cut.sort_by_key(|e| e.order == Order::Zigzag);
+    }
+    // What is minor is cut only where all that is major to it is cut into single elements.
+    for k in 0..nest.loops.len() {
+        let full = |i: usize| {
+            let Some(place) = nest.loops[k].slots[i].filter(|p| p.skip > 1) else { return true };
+            let major = |l: &Loop| l.slots[i].is_some_and(|p| p.at == place.at && p.skip < place.skip);
+            let entries = nest.loops.iter().zip(&cuts).filter(|(l, _)| major(l)).flat_map(|(_, c)| c);
+            let blocks: usize = entries.map(|e| s.mesh.size(e.atom)).product();
+            blocks == place.skip as usize
+        };
+        if !(0..slots).all(full) {
+            cuts[k].clear();
+        }
     }
     cuts
 }

@@ -26,6 +26,8 @@ pub struct Place {
     pub at: usize,
     /// How many of its elements a turn covers: more than one of a dim that is split or merged with others minor to it.
     pub scale: u32,
+    /// How many blocks of its dim loops major to this one make: what is left of a block is this one's only if it is cut into so many.
+    pub skip: u32,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -206,7 +208,7 @@ impl Maker<'_> {
     }
 
     fn find(&self, slot: &[DimId], d: DimId) -> Option<Place> {
-        slot.iter().position(|x| *x == d).map(|at| Place { at, scale: 1 })
+        slot.iter().position(|x| *x == d).map(|at| Place { at, scale: 1, skip: 1 })
     }
 
     /// A loop over all slots that have the dim, unless there is one.
@@ -256,7 +258,8 @@ impl Maker<'_> {
         }
     }
 
-    /// The major dims of each group go together; those minor to them stay whole.
+    /// The major dims of each group go together; those minor to them, where one dim becomes or was several, as far as the major ones are cut
+    /// into single elements.
     fn reshape(&mut self, groups: &[(Vec<DimId>, Vec<DimId>)]) {
         let (x, y) = (self.g.value(self.op.args[0]).dims.clone(), self.g.value(self.op.results[0]).dims.clone());
         for (from, to) in groups {
@@ -271,7 +274,7 @@ impl Maker<'_> {
             let total = self.g.size(*a) * under_a;
             let place = |dims: &[DimId], d: DimId, under: usize| {
                 let at = dims.iter().position(|x| *x == d)?;
-                Some(Place { at, scale: (step / under) as u32 })
+                Some(Place { at, scale: (step / under) as u32, skip: 1 })
             };
             if step <= total && total.is_multiple_of(step) {
                 let slots = vec![place(&x, *a, under_a), place(&y, *b, under_b)];
@@ -280,9 +283,29 @@ impl Maker<'_> {
                 self.by_name(*a, Along::Whole);
                 self.by_name(*b, Along::Whole);
             }
-            from[1..].iter().chain(&to[1..]).for_each(|d| self.by_name(*d, Along::Whole));
+            match (&from[..], &to[..]) {
+                ([_], many) => self.minor((0, &x, *a), (1, &y, many)),
+                (many, [_]) => self.minor((1, &y, *b), (0, &x, many)),
+                _ => from[1..].iter().chain(&to[1..]).for_each(|d| self.by_name(*d, Along::Whole)),
+            }
         }
         self.rest(Along::Parallel);
+    }
+}
+
+impl Maker<'_> {
+    /// Loops along the dims but the first that one dim is split into or merged of.
+    fn minor(&mut self, (one, whole, d): (usize, &[DimId], DimId), (other, dims, many): (usize, &[DimId], &[DimId])) {
+        let mut skip = 1;
+        for k in 1..many.len() {
+            skip *= self.g.size(many[k - 1]);
+            let under: usize = many[k + 1..].iter().map(|d| self.g.size(*d)).product();
+            let mut slots = vec![None; 2];
+            let place = self.find(whole, d);
+            slots[one] = place.map(|p| Place { scale: under as u32, skip: skip as u32, ..p });
+            slots[other] = self.find(dims, many[k]);
+            self.nest.loops.push(Loop { along: Along::Parallel, extent: self.g.size(many[k]), slots });
+        }
     }
 }
 

@@ -7,10 +7,10 @@
 //! change while the backward one is.
 
 use super::facts::{Origin, State};
-use super::nest::{Along, Loop, Nest, Tie, slot_value};
-use super::units::{to_loop, to_slot};
+use super::nest::{Along, Loop, Nest, Place, Tie, slot_value};
+use super::units::{head, to_loop, to_slot};
 use crate::ir::*;
-use crate::mesh::{Atom, Cut, Order};
+use crate::mesh::{Atom, Cut, Entry, Order};
 
 /// Spreads layouts among values of a phase (`Backward`: and of updates).
 pub fn propagate(s: &mut State<'_>, phase: Phase) {
@@ -67,7 +67,9 @@ pub fn cut_of(s: &State<'_>, op: &Operation, l: &Loop, i: usize) -> Option<Cut> 
         // Runs are of blocks of one atom.
         return Some(held.cuts[place.at].iter().take(1).filter(|e| e.order == Order::Block).copied().collect());
     }
-    Some(to_loop(s.mesh, &held.cuts[place.at], extent, l.extent, place.scale))
+    let cut = &held.cuts[place.at];
+    let rest = head(s.mesh, cut, extent, place.skip).map_or(&[][..], |n| &cut[n..]);
+    Some(to_loop(s.mesh, rest, extent / place.skip.max(1) as usize, l.extent, place.scale))
 }
 
 fn between(s: &mut State<'_>, id: OpId, op: &Operation, nest: &Nest, phase: Phase) -> bool {
@@ -134,24 +136,24 @@ fn offer(
     to: usize,
     phase: Phase,
 ) -> bool {
-    let Some(place) = l.slots[to] else { return false };
+    let Some(place) = &l.slots[to] else { return false };
     if cut.is_empty() {
         return false;
     }
     let v = slot_value(op, to);
-    let cut = to_slot(s.mesh, cut, l.extent, place.scale);
+    let Some(cut) = in_slot(s, v, *place, l, cut) else { return false };
     accept(s, v, place.at, &cut, Origin::From(slot_value(op, from), id), phase)
 }
 
+/// A cut of a loop as one of a slot's dim, behind what loops major to it cut there; none if they do not cut all of theirs.
+pub fn in_slot(s: &State<'_>, v: ValueId, place: Place, l: &Loop, cut: &[Entry]) -> Option<Cut> {
+    let own = &s.held(v).cuts[place.at];
+    let n = head(s.mesh, own, s.g.size(s.g.value(v).dims[place.at]), place.skip)?;
+    Some(own[..n].iter().copied().chain(to_slot(s.mesh, cut, l.extent, place.scale)).collect())
+}
+
 /// The longest continuation of a dim's cut that is free.
-pub fn accept(
-    s: &mut State<'_>,
-    v: ValueId,
-    at: usize,
-    cut: &[crate::mesh::Entry],
-    origin: Origin,
-    phase: Phase,
-) -> bool {
+pub fn accept(s: &mut State<'_>, v: ValueId, at: usize, cut: &[Entry], origin: Origin, phase: Phase) -> bool {
     if !open(s, v, phase) {
         return false;
     }

@@ -98,12 +98,11 @@ fn operation(g: &Graph, op: &Operation, parts: &[Parts]) -> Result<Vec<Parts>, S
     let places = |kind: ReduceKind| matches!(kind, ReduceKind::ArgMax | ReduceKind::ArgMin);
     if riding.iter().any(|p| places(p.1)) {
         return match op.op {
-            Op::Map(MapOp::Add | MapOp::Mul | MapOp::Rem | MapOp::FloorDiv) if riding.iter().all(|p| places(p.1)) => {
-                Ok(vec![riding])
-            }
             Op::Map(MapOp::Where) if parts[op.args[0].index()].is_empty() && is_none(g, op.args[2]) => {
                 Ok(vec![riding.into_iter().map(|(a, _)| (a, ReduceKind::Min)).collect()])
             }
+            // Index arithmetic.
+            Op::Map(_) if riding.iter().all(|p| places(p.1)) => Ok(vec![riding]),
             _ => Err("it takes the place of an extreme in a part for that in the whole".into()),
         };
     }
@@ -147,6 +146,13 @@ fn operation(g: &Graph, op: &Operation, parts: &[Parts]) -> Result<Vec<Parts>, S
         let ring = matches!(op.op, Op::Attention(_) | Op::AttentionGrad(_)) && entries.iter().all(|e| is_ring(e));
         if l.along == Along::Whole && !atoms.is_empty() && !ring {
             return Err("a loop is cut whose turns need each other".into());
+        }
+    }
+    if let Op::Reshape { groups } = &op.op {
+        let cut = |d: &DimId| g.dim(*d).cut.is_some();
+        let torn = |side: &Vec<DimId>| (1..side.len()).any(|k| cut(&side[k]) && g.elements(&side[..k]) > 1);
+        if groups.iter().any(|(a, b)| torn(a) || torn(b)) {
+            return Err("a dim is cut that is minor to one which is not single".into());
         }
     }
     // Kept on one rank along an atom, and neutral on the others.

@@ -262,7 +262,8 @@ impl Emitter<'_, '_> {
         let mut layout = Layout::replicated(dims);
         for (l, cut) in nest.loops.iter().zip(cuts) {
             if let Some(place) = l.slots[slot] {
-                layout.dims[place.at] = to_slot(self.s.mesh, cut, l.extent, place.scale);
+                // Minor loops come after the major ones.
+                layout.dims[place.at].extend(to_slot(self.s.mesh, cut, l.extent, place.scale));
             }
         }
         layout

@@ -183,7 +183,7 @@ impl<'a, 'b> Emission<'a, 'b> {
     }
 
     fn slice_dim(&mut self) -> DimId {
-        let name = format!("{}.slices", self.g.dim(self.sample).name);
+        let name = super::slices_name(&self.g.dim(self.sample).name);
         *self.slice.get_or_insert_with(|| self.b.add_dim(&name, self.count, false))
     }
 
@@ -194,7 +194,7 @@ impl<'a, 'b> Emission<'a, 'b> {
             return d;
         }
         let Dim { name, ragged, .. } = self.g.dim(d);
-        *self.local.entry(d).or_insert_with(|| self.b.add_dim(&format!("{name}.slice"), size, *ragged))
+        *self.local.entry(d).or_insert_with(|| self.b.add_dim(&super::slice_name(name), size, *ragged))
     }
 
     fn locals(&mut self, dims: &[DimId]) -> Vec<DimId> {

@@ -21,6 +21,21 @@ use super::samplewise::Samples;
 use crate::diag::Diagnostic;
 use crate::ir::*;
 
+fn slices_name(sample: &str) -> String {
+    format!("{sample}.slices")
+}
+
+fn slice_name(sample: &str) -> String {
+    format!("{sample}.slice")
+}
+
+/// Of a sample dim that is in slices: the dim of the slices, and that of the places in one.
+pub fn dims_of(graph: &Graph, sample: DimId) -> Option<[DimId; 2]> {
+    let sample = &graph.dim(sample).name;
+    let named = |name: String| graph.dims.iter().position(|d| d.name == name).map(|i| DimId(i as u32));
+    Some([named(slices_name(sample))?, named(slice_name(sample))?])
+}
+
 /// The model in `count` slices along `sample`; `count` divides its size. Its outputs get the new values.
 pub fn slices(b: &mut Builder, part: &Graph, sample: DimId, count: usize) -> Result<(), Box<Diagnostic>> {
     let whole = b.graph.clone();
