@@ -4,7 +4,7 @@ use super::check::{self, Checked};
 use super::findings::{Findings, Outcome};
 use super::options::Options;
 use super::pipeline::{self, sound, with};
-use super::plan;
+use super::{plan, sharding};
 use crate::codegen::wide::Width;
 use crate::diag::{Diagnostic, did_you_mean};
 use crate::elaborate::{Elab, Mode};
@@ -50,7 +50,7 @@ pub fn text(stage: Stage, model: Option<&str>, options: &Options, world: &dyn Wo
         }
         Stage::Layouts | Stage::Spmd => {
             let g = pipeline::graphs(&plan::spread(options, world)?, world)?;
-            let program = super::sharding::train(&g)?;
+            let program = sharding::train(&g)?;
             let sources = &g.findings.sources;
             Ok(match stage {
                 Stage::Layouts => layouts::text(&program.story, sources),
@@ -59,18 +59,21 @@ pub fn text(stage: Stage, model: Option<&str>, options: &Options, world: &dyn Wo
         }
         Stage::Kernel => {
             let g = pipeline::graphs(options, world)?;
-            Ok(kernel::print::print(&pipeline::of_rank(&g, pipeline::ALL, &g.findings.sources, options)?))
+            let p = sharding::programs(&g)?;
+            Ok(kernel::print::print(&pipeline::of_rank(&g, p.as_ref(), &g.findings.sources, options)))
         }
         Stage::Clif => {
             let g = pipeline::graphs(options, world)?;
             let target = pipeline::target()?;
-            let module = pipeline::of_rank(&g, pipeline::ALL, &g.findings.sources, options)?;
+            let p = sharding::programs(&g)?;
+            let module = pipeline::of_rank(&g, p.as_ref(), &g.findings.sources, options);
             let one = |(i, k): (usize, &kernel::Kernel)| format!("; k{i} {}\n{}", k.name, target.clif(k));
             Ok(module.kernels.iter().enumerate().map(one).collect::<Vec<_>>().join("\n"))
         }
         Stage::Vector => {
             let g = pipeline::graphs(options, world)?;
-            Ok(vector_text(&pipeline::of_rank(&g, pipeline::ALL, &g.findings.sources, options)?))
+            let p = sharding::programs(&g)?;
+            Ok(vector_text(&pipeline::of_rank(&g, p.as_ref(), &g.findings.sources, options)))
         }
     }
 }

@@ -3,12 +3,13 @@
 use super::findings::{Findings, Outcome, span_of};
 use super::options::Options;
 use super::pipeline::{self, Graphs};
-use super::{check, plan, weights};
+use super::{check, plan, sharding, weights};
 use crate::diag::{Diagnostic, Sink};
+use crate::ir::{CutDim, Graph};
 use crate::kernel::Module;
 use crate::memory::{self, Report};
-use crate::mesh::{Mesh, cut};
-use crate::program::{Part, Program, Source};
+use crate::mesh::{Atom, Mesh, cut};
+use crate::program::{Program, Source};
 use crate::runtime::exec::scratch_bytes;
 use crate::source::World;
 use crate::types::grouped;
@@ -39,7 +40,8 @@ pub fn needed(options: &Options, world: &dyn World) -> Outcome<Needed> {
     let mesh = plan::axes(options, &check::load(&options.request, world).program, &mut Sink::default());
     let graphs = pipeline::graphs(options, world)?;
     let sources = &graphs.findings.sources;
-    let (report, program) = peak(pipeline::of_rank(&graphs, pipeline::ALL, sources, options)?)?;
+    let programs = sharding::programs(&graphs)?;
+    let (report, program) = peak(pipeline::of_rank(&graphs, programs.as_ref(), sources, options))?;
     let ranks = program.mesh.ranks();
     let one_device = match ranks {
         1 => None,
@@ -47,7 +49,7 @@ pub fn needed(options: &Options, world: &dyn World) -> Outcome<Needed> {
     };
     let scratch_bytes = scratch_bytes(&program, (options.thread_count() / ranks).max(1));
     let checkpoint_bytes = weights::saved_bytes(&graphs.recipe);
-    let uneven = uneven(&program);
+    let uneven = programs.map_or_else(Vec::new, |p| uneven(&p.train.graph));
     let plan = options.plan.clone();
     Ok(Needed { plan, mesh, ranks, report, scratch_bytes, checkpoint_bytes, uneven, one_device, graphs })
 }
@@ -63,51 +65,49 @@ fn peak(module: Module<'_>) -> Outcome<(Report, Program)> {
     Ok((report, program))
 }
 
-/// Dims of parameters, states and inputs of which ranks have unequal parts, each with the sizes of the parts.
-fn uneven(program: &Program) -> Vec<String> {
-    let mesh = &program.mesh;
+/// Dims of which ranks have unequal parts, with the sizes of the parts.
+fn uneven(graph: &Graph) -> Vec<String> {
+    let mesh = &graph.mesh;
     let mut out: Vec<String> = Vec::new();
-    for slot in program.params.iter().chain(&program.states).chain(&program.inputs) {
-        for (name, part) in slot.dims.iter().zip(&slot.cut) {
-            let Some(part) = part.as_ref().filter(|p| !cut::even(mesh, &p.cut, p.extent)) else { continue };
-            let atoms: Vec<_> = part.cut.iter().map(|e| e.atom).collect();
-            let sizes = part_sizes(mesh, part);
-            let [most, least] = [sizes.iter().max(), sizes.iter().min()].map(|n| n.copied().unwrap_or(0) as u64);
-            let (name, by) = (name.split('.').next().unwrap_or(name), mesh.names(&atoms).join(", "));
-            let (extent, most, least) = (grouped(part.extent as u64), grouped(most), grouped(least));
-            let line = format!("{name} {extent} by {by}: parts of {most} to {least}");
-            if !out.contains(&line) {
-                out.push(line);
-            }
+    for dim in &graph.dims {
+        let Some(cut) = dim.cut.as_ref().filter(|c| !cut::even(mesh, &c.entries, c.extent)) else { continue };
+        let atoms: Vec<Atom> = cut.entries.iter().map(|e| e.atom).collect();
+        let sizes = part_sizes(mesh, cut);
+        let [most, least] = [sizes.iter().max(), sizes.iter().min()].map(|n| n.copied().unwrap_or(0) as u64);
+        let name = dim.name.split('.').next().unwrap_or(&dim.name);
+        let (by, extent) = (mesh.names(&atoms).join(", "), grouped(cut.extent as u64));
+        let line = format!("{name} {extent} by {by}: parts of {} to {}", grouped(most), grouped(least));
+        if !out.contains(&line) {
+            out.push(line);
         }
     }
     out
 }
 
 /// How many elements of a dim each coordinate of its cut holds.
-fn part_sizes(mesh: &Mesh, part: &Part) -> Vec<usize> {
+fn part_sizes(mesh: &Mesh, dim: &CutDim) -> Vec<usize> {
     let mut all: Vec<Vec<usize>> = vec![Vec::new()];
-    for e in &part.cut {
+    for e in &dim.entries {
         let size = mesh.size(e.atom);
         all = all.iter().flat_map(|c| (0..size).map(move |i| [&c[..], &[i]].concat())).collect();
     }
-    let held = |c: &Vec<usize>| cut::spans(mesh, &part.cut, part.extent, c).iter().map(|s| s.len).sum();
+    let held = |c: &Vec<usize>| cut::spans(mesh, &dim.entries, dim.extent, c).iter().map(|s| s.len).sum();
     all.iter().map(held).collect()
 }
 
 impl Needed {
     /// The error where the peak of a run, which writes a checkpoint at its end at the latest, is over a limit: it points at
-    /// what takes most.
+    /// what takes most. Of several ranks each has the limit for itself, and the checkpoint is not of one of them.
     pub fn over(&self, limit: u64) -> Option<Box<Findings>> {
-        let peak = (self.report.peak_bytes + self.scratch_bytes + self.checkpoint_bytes) as u64;
+        let copy = if self.ranks == 1 { self.checkpoint_bytes } else { 0 };
+        let peak = (self.report.peak_bytes + self.scratch_bytes + copy) as u64;
         if peak <= limit {
             return None;
         }
         let sources = &self.graphs.findings.sources;
-        let mut d = Diagnostic::error(
-            "E0604",
-            format!("the program needs {}, more than the limit of {}", show(peak), show(limit)),
-        );
+        let who = if self.ranks == 1 { "the program" } else { "each rank" };
+        let mut d =
+            Diagnostic::error("E0604", format!("{who} needs {}, more than the limit of {}", show(peak), show(limit)));
         let place = |e: &memory::Entry| {
             span_of(&Source { file: e.file.clone(), line: e.line, column: e.column, ..Source::default() }, sources)
         };
@@ -121,11 +121,18 @@ impl Needed {
                 break;
             }
         }
-        let copy = show(self.checkpoint_bytes as u64);
-        d = d
-            .with_note(format!("{copy} of it are a copy, while a checkpoint is written: `train --no-save` takes none"));
+        if copy > 0 {
+            let copy = show(copy as u64);
+            d = d.with_note(format!(
+                "{copy} of it are a copy, while a checkpoint is written: `train --no-save` takes none"
+            ));
+        }
+        let cure = match self.ranks {
+            1 => "use a smaller batch, `microbatches` in a plan, or a lower precision",
+            _ => "use more ranks, a higher level of `zero`, `recompute gathers`, `microbatches`, or a lower precision",
+        };
         let mut f = Findings { sources: sources.clone(), ..Findings::default() };
-        f.sink.push(d.help("use a smaller batch, `microbatches` in a plan, or a lower precision"));
+        f.sink.push(d.help(cure));
         Some(Box::new(f))
     }
 

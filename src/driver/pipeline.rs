@@ -7,7 +7,7 @@ use super::origin::Origin;
 use super::passes::{Passes, internal};
 use super::recipe::{Load, Recipe, Valid};
 use super::sample::{self, SampleGraphs};
-use super::sharding::{self, Sharding};
+use super::sharding::{self, Programs, Sharding};
 use super::{average, data, plan, size};
 use crate::autodiff;
 use crate::codegen::cpu::Target;
@@ -202,12 +202,12 @@ pub fn lowered<'s>(g: &Graphs, routines: &[&str], sources: &'s SourceMap, option
     module([&g.train, &g.eval, &g.init], routines, sources, options)
 }
 
-/// The same of one of the ranks that the plan spreads it over.
-pub fn of_rank<'s>(g: &Graphs, routines: &[&str], sources: &'s SourceMap, options: &Options) -> Outcome<Module<'s>> {
-    Ok(match sharding::programs(g)? {
-        Some(p) => module([&p.train.graph, &p.eval.graph, &p.init.graph], routines, sources, options),
-        None => lowered(g, routines, sources, options),
-    })
+/// The same of all routines of one of the ranks that the plan spreads it over.
+pub fn of_rank<'s>(g: &Graphs, p: Option<&Programs>, sources: &'s SourceMap, options: &Options) -> Module<'s> {
+    match p {
+        Some(p) => module([&p.train.graph, &p.eval.graph, &p.init.graph], ALL, sources, options),
+        None => lowered(g, ALL, sources, options),
+    }
 }
 
 fn module<'s>(graphs: [&Graph; 3], routines: &[&str], sources: &'s SourceMap, options: &Options) -> Module<'s> {

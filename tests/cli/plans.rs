@@ -75,7 +75,10 @@ fn memory_is_that_of_a_rank() {
     let text = succeeds(folder.path(), &["memory", "two.pta", "--plan", "q", "--mesh", "dp=4000"]);
     assert!(text.starts_with("plan q: dp = 4000 (4000 ranks), all alike\npeak of each rank "), "{text}");
     assert!(text.contains("uneven: batch 8 by dp: parts of 1 to 0; every rank has room"), "{text}");
-    fails(folder.path(), &["memory", "two.pta", "--plan", "q", "--limit", "1KiB"], 1, "E0604");
+    let text = fails(folder.path(), &["memory", "two.pta", "--plan", "q", "--limit", "1KiB"], 1, "E0604");
+    assert!(text.contains("each rank needs") && text.contains("more ranks"), "{text}");
+    let most = two["ranks"][0]["peak_bytes"].as_u64().unwrap() + two["ranks"][0]["scratch_bytes"].as_u64().unwrap();
+    succeeds(folder.path(), &["memory", "two.pta", "--plan", "p", "--limit", &most.to_string()]);
 }
 
 #[test]

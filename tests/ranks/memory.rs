@@ -3,9 +3,11 @@
 
 use super::plans;
 use partita::diag::render;
+use partita::driver::engine::{Compiled, Engine};
 use partita::driver::memory::{Needed, needed};
-use partita::driver::{sharding, verify};
+use partita::driver::{pipeline, sharding, verify};
 use partita::ir::{CollectiveKind, Op, Phase};
+use partita::runtime::exec::ExecOptions;
 
 fn of(source: &str, plan: &str) -> Needed {
     let (world, options) = plans::planned(source, plan);
@@ -118,4 +120,28 @@ fn gathered_parameters_are_not_kept_in_bf16() {
         ["", "{ regather = never }"].map(|more| bytes(&of(&source, &plan(more)), "gathered_parameters"));
     // Of six blocks, some of one and what waits as parts, beside all of them.
     assert!(2 * again < kept + kept / 4, "{again} {kept}");
+}
+
+/// Uneven parts included.
+#[test]
+fn ranks_take_what_was_said() {
+    let source = plans::gpt("batch = 4, seq = 8, vocab = 20, embed = 24, heads = 4, depth = 2", "adamw(lr = 1e-3)");
+    let plan = "mesh dp = 2, tp = 3\nshard batch by dp\nshard heads, mlp, vocab by tp\nshard seq by tp in LayerNorm\nzero 2 by dp";
+    let said = of(&source, plan);
+    assert!(said.uneven.iter().any(|u| u == "heads 4 by tp: parts of 2 to 0"), "{:?}", said.uneven);
+    let (world, options) = plans::planned(&source, plan);
+    let options = partita::driver::Options { threads: 1, ..options };
+    let mut g = plans::graphs(&(world, options.clone()), plan);
+    let program = plans::sound(plan, pipeline::program(&mut g, pipeline::ALL, None, &options));
+    let arenas: Vec<usize> = program.routines.iter().map(|r| r.arena).collect();
+    let threads = ExecOptions { threads: 1, ..ExecOptions::default() };
+    let mut engine = Compiled::open(program, &g.recipe, threads).expect("ranks");
+    assert!(engine.init(1).is_ok());
+    let init = pipeline::ALL.iter().position(|n| *n == pipeline::INIT).expect("a routine");
+    let ranks = engine.machine_mut().each(|exec| {
+        assert_eq!(exec.high_water(init), arenas[init]);
+        assert_eq!(exec.persistent_bytes() + arenas.iter().max().expect("routines"), said.report.peak_bytes);
+        assert_eq!(exec.scratch_bytes(), said.scratch_bytes);
+    });
+    assert_eq!(ranks.len(), 6);
 }
