@@ -4,7 +4,7 @@
 
 use crate::ir::*;
 use crate::mesh::{Atom, Cut, Layout, Partial, cut};
-use crate::shard::{Reason, Sharded, Story, Why};
+use crate::shard::{Reason, Sharded, Story, Why, overlapped};
 use crate::source::{SourceMap, Span};
 use crate::types::{DType, ReduceKind};
 use indexmap::IndexMap;
@@ -50,6 +50,10 @@ pub struct Entry {
     pub source: Option<Place>,
     /// Why it is there, in a few words.
     pub reason: String,
+    /// Whether others compute while it is under way.
+    pub overlapped: bool,
+    /// Those with the same number are waited for together.
+    pub bucket: Option<u32>,
     /// Of the program of a rank.
     pub operation: OpId,
 }
@@ -96,9 +100,12 @@ impl Comm {
         let mut out = Comm { plan: plan.to_string(), mesh, step, collectives: Vec::new() };
         if let Some((s, sources)) = sharded {
             let names = Names::new(&s.story);
-            let mut reader = Reader { s, sources, names, out: Vec::new() };
+            let mut reader = Reader { s, sources, names, overlapped: overlapped(&s.graph), out: Vec::new() };
             reader.block(ENTRY, 1);
             out.collectives = reader.out;
+            let mut sizes: IndexMap<u32, usize> = IndexMap::new();
+            out.collectives.iter().flat_map(|c| c.bucket).for_each(|b| *sizes.entry(b).or_default() += 1);
+            out.collectives.iter_mut().for_each(|c| c.bucket = c.bucket.filter(|b| sizes[b] > 1));
         }
         out
     }
@@ -172,7 +179,8 @@ impl Entry {
             "layer": self.layer,
             "value": self.value,
             "source": source,
-            "overlapped": false,
+            "overlapped": self.overlapped,
+            "bucket": self.bucket,
             "reason": self.reason,
         })
     }
@@ -188,6 +196,8 @@ struct Reader<'a> {
     s: &'a Sharded,
     sources: &'a SourceMap,
     names: Names<'a>,
+    /// By operation.
+    overlapped: Vec<bool>,
     out: Vec<Entry>,
 }
 
@@ -244,6 +254,8 @@ impl Reader<'_> {
             layouts: [before, after].map(|l| l.show(mesh, &names)),
             source: span.map(|s| Place::of(s, self.sources)),
             reason: self.reason(c, reason),
+            overlapped: self.overlapped[id.index()],
+            bucket: (c.bucket > 0).then_some(c.bucket),
             operation: id,
         });
     }

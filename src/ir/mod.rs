@@ -418,6 +418,8 @@ pub struct Collective {
     pub dims: Vec<(DimId, DimId)>,
     /// Of a permutation in a ring, and 0 else: each rank of the group gets the array of the one so many places before it, as it is.
     pub hops: u32,
+    /// Those with one number (not 0) are begun where they stand, one after the other, and waited for together. 0: for itself.
+    pub bucket: u32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]

@@ -233,14 +233,15 @@ impl Parser<'_> {
         let kind = kind.ok_or_else(|| format!("`{name}` is no collective"))?;
         let atoms = self.atoms()?;
         let hops = if self.lex.accept_word("hops")? { self.lex.whole()? } else { 0 };
-        let mut c = Collective { kind, atoms, reduce: None, dims: Vec::new(), hops };
+        let mut c = Collective { kind, atoms, reduce: None, dims: Vec::new(), hops, bucket: 0 };
         self.lex.expect(";")?;
-        let Token::Word(first) = self.lex.peek()? else { return Ok(c) };
-        let reduced = ReduceKind::ALL.into_iter().find(|k| k.name() == first);
-        if let Some(op) = reduced.filter(|_| !self.dims.contains_key(&first)) {
-            self.lex.next()?;
-            c.reduce = Some((op, self.atoms()?));
-            self.lex.expect(";")?;
+        if let Token::Word(first) = self.lex.peek()? {
+            let reduced = ReduceKind::ALL.into_iter().find(|k| k.name() == first);
+            if let Some(op) = reduced.filter(|_| !self.dims.contains_key(&first)) {
+                self.lex.next()?;
+                c.reduce = Some((op, self.atoms()?));
+                self.lex.expect(";")?;
+            }
         }
         while matches!(self.lex.peek()?, Token::Word(_) | Token::Text(_)) {
             let from = self.dim()?;
@@ -249,6 +250,10 @@ impl Parser<'_> {
             if !self.lex.accept(",")? {
                 break;
             }
+        }
+        if self.lex.accept(";")? {
+            self.lex.expect("bucket")?;
+            c.bucket = self.lex.whole()?;
         }
         Ok(c)
     }

@@ -317,7 +317,8 @@ impl Printer<'_> {
                 let moves: Vec<String> =
                     c.dims.iter().map(|(from, to)| format!("{} -> {}", self.dim(*from), self.dim(*to))).collect();
                 let hops = if c.hops == 0 { String::new() } else { format!(" hops {}", c.hops) };
-                format!("collective[{}{}{hops}{reduce}; {}]", c.kind.name(), over(&c.atoms), moves.join(", "))
+                let bucket = if c.bucket > 0 { format!("; bucket {}", c.bucket) } else { String::new() };
+                format!("collective[{}{}{hops}{reduce}; {}{bucket}]", c.kind.name(), over(&c.atoms), moves.join(", "))
             }
         }
     }

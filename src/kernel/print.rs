@@ -181,7 +181,8 @@ fn step(out: &mut String, s: &Step, program: &Program, depth: usize) {
         Action::Finished(f) => format!("{}, block by block then {}", gemm(&f.gemm), launch(&f.launch)),
         Action::Copy { from, to } => format!("copy {to} = {from}"),
         Action::Library(l) => library(l),
-        Action::Collective(c) => collective(c),
+        Action::Collective(c) => format!("begin {}: {}", c.number, collective(c)),
+        Action::Wait(all) => format!("wait for {}", list(all, |b| b.number.to_string())),
         Action::Loop(l) => format!("loop {} turn {}{}", l.trip, l.turn, if l.reverse { " reverse" } else { "" }),
     };
     let source = &program.sources[s.source.0 as usize];

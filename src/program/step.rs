@@ -29,7 +29,11 @@ pub enum Action {
         to: BufferId,
     },
     Library(Library),
+    /// Begins an exchange: says where the rank's part is and goes on. Until the exchange is waited for, nothing writes that part
+    /// or touches the result.
     Collective(Box<Collective>),
+    /// Ends exchanges of one set of groups that were begun before in the same list of steps, in that order.
+    Wait(Vec<Begun>),
     Loop(Loop),
 }
 
@@ -240,8 +244,8 @@ pub enum Library {
     AttentionGrad(Box<AttentionGrad>),
 }
 
-/// What the ranks of a group hold becomes what `to` says: see `ir::Collective`. All ranks of the mesh run it at the same place of
-/// their program. Both buffers are whole and row-major over `dims`, and apart unless it is in place; elements of `to` that are not real
+/// What the ranks of a group hold becomes what `to` says: see `ir::Collective`. All ranks of the mesh begin it, and wait for it, at the
+/// same places of their program. Both buffers are whole and row-major over `dims`, and apart unless it is in place; elements of `to` that are not real
 /// become 0.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Collective {
@@ -257,6 +261,18 @@ pub struct Collective {
     pub dims: Vec<Exchanged>,
     /// See `ir::Collective`.
     pub hops: u32,
+    /// Through all collectives of the routine, in order.
+    pub number: u32,
+}
+
+/// An exchange that is under way.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Begun {
+    /// That of the collective.
+    pub number: u32,
+    pub kind: CollectiveKind,
+    pub from: BufferId,
+    pub to: BufferId,
 }
 
 impl Collective {
@@ -348,9 +364,12 @@ impl Action {
             }
             Action::Library(Library::Attention(a)) => a.accesses(&mut visit),
             Action::Library(Library::AttentionGrad(a)) => a.accesses(&mut visit),
-            Action::Collective(c) => {
-                visit(c.from, Access::Read);
-                visit(c.to, Access::Write);
+            Action::Collective(c) => visit(c.from, Access::Read),
+            Action::Wait(all) => {
+                for b in all {
+                    visit(b.from, Access::Read);
+                    visit(b.to, Access::Write);
+                }
             }
             Action::Loop(l) => visit(l.turn, Access::Write),
         }
@@ -378,6 +397,7 @@ impl Action {
             Action::Library(Library::Attention(a)) => a.buffers_mut(change),
             Action::Library(Library::AttentionGrad(a)) => a.buffers_mut(change),
             Action::Collective(c) => [&mut c.from, &mut c.to].into_iter().for_each(change),
+            Action::Wait(all) => all.iter_mut().flat_map(|b| [&mut b.from, &mut b.to]).for_each(change),
             Action::Loop(l) => {
                 change(&mut l.turn);
                 for step in &mut l.body {

@@ -1,6 +1,7 @@
 //! How much a step does, for profiles.
 
 use super::{Action, Gemm, Library, Routine};
+use crate::mesh::CollectiveKind;
 use serde::{Deserialize, Serialize};
 
 /// What a call does.
@@ -33,11 +34,17 @@ impl Action {
                 self.accesses(|b, _| bytes += routine.buffer(b).bytes() as u64);
                 Work { flops: call.flops(routine), bytes }
             }
-            Action::Collective(c) => {
-                let [from, to] = [c.from, c.to].map(|b| routine.buffer(b));
-                let flops = if c.reduce.is_some() { from.elements as u64 } else { 0 };
-                Work { flops, bytes: (from.bytes() + to.bytes()) as u64 }
+            Action::Wait(all) => {
+                let mut work = Work::default();
+                for b in all {
+                    let [from, to] = [b.from, b.to].map(|b| routine.buffer(b));
+                    let reduces = matches!(b.kind, CollectiveKind::AllReduce | CollectiveKind::ReduceScatter);
+                    work.flops += if reduces { from.elements as u64 } else { 0 };
+                    work.bytes += (from.bytes() + to.bytes()) as u64;
+                }
+                work
             }
+            Action::Collective(_) => Work::default(),
             Action::Loop(_) => Work::default(),
         }
     }
@@ -49,7 +56,7 @@ impl Action {
             Action::Gemm(_) | Action::Finished(_) => "product",
             Action::Copy { .. } => "copy",
             Action::Library(_) => "library",
-            Action::Collective(_) => "collective",
+            Action::Collective(_) | Action::Wait(_) => "collective",
             Action::Loop(_) => "loop",
         }
     }

@@ -9,7 +9,7 @@
 //!
 //! Reading order: `nest.rs` (what an operation is to sharding), `classes.rs` (what repeats), `facts.rs` (what rules say of
 //! values), `propagate.rs` (what follows), `assign.rs` (which loops of an operation are cut), `reduce.rs` (where partial
-//! values are reduced), `emit/` (the graph of a rank), `explain.rs` (what was decided, to be told). The rules are written down in `docs/layouts.md`.
+//! values are reduced), `emit/` (the graph of a rank), `overlap.rs` (what runs while ranks exchange), `explain.rs` (what was decided, to be told). The rules are written down in `docs/layouts.md`.
 
 mod assign;
 mod classes;
@@ -19,6 +19,7 @@ mod facts;
 mod halo;
 mod local;
 mod nest;
+mod overlap;
 mod propagate;
 mod reduce;
 mod ring;
@@ -137,6 +138,7 @@ pub fn shard(graph: &Graph, rules: &Rules, storage: &Storage) -> Sharded {
     }
     reduce::place_reductions(&mut state);
     let mut out = emit::emit(&state);
+    overlap::overlap(&mut out.graph);
     out.story = Story::of(state);
     out.story.graph = graph;
     out
@@ -145,3 +147,4 @@ pub fn shard(graph: &Graph, rules: &Rules, storage: &Storage) -> Sharded {
 pub use explain::{Choice, Link, Priced, Story};
 pub use facts::{Storage, storage};
 pub use nest::{Along, Nest};
+pub use overlap::overlapped;

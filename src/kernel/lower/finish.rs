@@ -137,8 +137,8 @@ impl Lowerer<'_, '_> {
                 Action::Gemm(g) => g.a.buffer != to && g.b.buffer != to,
                 Action::Copy { .. } => true,
                 Action::Library(_) => last_read[to.index()].is_none_or(|r| r < w),
-                Action::Collective(_) => last_read[to.index()].is_none_or(|r| r < w),
-                Action::Loop(_) => false,
+                Action::Wait(_) => last_read[to.index()].is_none_or(|r| r < w),
+                Action::Collective(_) | Action::Loop(_) => false,
             };
             if !aligned {
                 continue;

@@ -6,7 +6,8 @@
 //! are recomputed where they are used; `group` puts operations together into kernels; here the resulting nodes are put
 //! in order and handed to `emit` (kernels), `dot` (matrix products), `library`, `attention` and `repeat` (loops), `ranks` (exchanges between ranks); `finish` writes new
 //! parameters and states into their slots, in place where that is safe, and drops buffers that nothing uses; `strips` puts
-//! products together with the kernel that reads their result; `reuse` has results take the place of operands.
+//! products together with the kernel that reads their result; `reuse` has results take the place of operands; `waits` moves waits
+//! for exchanges down.
 //!
 //! Arena offsets are not assigned here: every [`Place::Arena`] is `usize::MAX` until `memory` has planned the routine.
 
@@ -31,6 +32,7 @@ mod reuse;
 mod scatters;
 mod strips;
 mod values;
+mod waits;
 mod write;
 
 use super::module::Module;
@@ -189,7 +191,7 @@ pub(super) fn lower(module: &mut Module<'_>, name: &str, mut graph: Graph, optio
     low.outputs(&mut steps);
     low.finish_products(&mut steps);
     low.reuse_operands(&mut steps);
-    low.routine.steps = steps;
+    low.routine.steps = low.join_waits(steps);
     low.drop_unused();
     low.routine
 }
@@ -243,9 +245,11 @@ impl Lowerer<'_, '_> {
                 waiting[i] += 1;
             }
         }
-        // Updates run as soon as they can: then gradients, and what they are sums of, need not be kept.
+        // Updates run as soon as they can: then gradients, and what they are sums of, need not be kept. The program of a rank has them
+        // where they belong: not before what is exchanged meanwhile.
+        let placed = self.graph.mesh.ranks() > 1;
         let last = |i: usize| {
-            let not_update = |op: &&OpId| self.graph.op(**op).phase != Phase::Update;
+            let not_update = |op: &&OpId| placed || self.graph.op(**op).phase != Phase::Update;
             self.nodes[i].ops.iter().rev().find(not_update).map_or(0, |op| self.position[op.index()] + 1)
         };
         let mut ready: BinaryHeap<Reverse<(u32, usize)>> = (0..n)

@@ -5,7 +5,7 @@ use super::emit::{Emitter, FrameId};
 use crate::ir::*;
 use crate::kernel::{Index, Node};
 use crate::mesh::{Atom, Entry, Order, cut};
-use crate::program::{self, Access, Action, Category, Exchanged, Part, Place, Scalar, Step};
+use crate::program::{self, Access, Action, Begun, Category, Exchanged, Part, Place, Scalar, Step};
 use crate::types::{DType, MapOp};
 
 /// For each dim the whole that it is a part of.
@@ -42,10 +42,15 @@ impl Lowerer<'_, '_> {
         let dims = dims.map(|(f, t)| Exchanged { extent: self.graph.extent(*t), from: cut(*f), to: cut(*t) }).collect();
         let dtype = self.graph.value(v).dtype;
         let label = c.kind.name().to_string();
+        // A number that is unique; `waits` gives those that stay, and the wait its place.
         let Collective { kind, atoms, reduce, hops, .. } = c;
-        let action = program::Collective { kind, atoms, reduce, dtype, from, to, dims, hops };
-        let step = self.step(Action::Collective(Box::new(action)), id, label);
-        steps.push(step);
+        let number = id.0;
+        let action = program::Collective { kind, atoms, reduce, dtype, from, to, dims, hops, number };
+        let wait = vec![Begun { number, kind, from, to }];
+        for action in [Action::Collective(Box::new(action)), Action::Wait(wait)] {
+            let step = self.step(action, id, label.clone());
+            steps.push(step);
+        }
     }
 }
 

@@ -64,8 +64,12 @@ impl Lowerer<'_, '_> {
                     self.reuse_in(&l.body, uses, become_);
                     continue;
                 }
-                Action::Collective(c) => {
-                    if c.is_in_place() && self.may_take(c.to, c.from, i, uses, become_) {
+                Action::Wait(_) => {
+                    // So far every wait stands behind what begins the exchange.
+                    if let Some(Action::Collective(c)) = steps[..i].last().map(|s| &s.action)
+                        && c.is_in_place()
+                        && self.may_take(c.to, c.from, i, uses, become_)
+                    {
                         take(c.to, c.from, uses, become_);
                     }
                     continue;

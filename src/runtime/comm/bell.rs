@@ -49,10 +49,6 @@ impl Bell {
         self.count.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    pub fn get(&self) -> u64 {
-        self.count.load(Ordering::Acquire)
-    }
-
     /// Only while nobody waits.
     pub fn reset(&self) {
         self.count.store(0, Ordering::SeqCst);
@@ -69,19 +65,24 @@ impl Bell {
 
     /// Waits until the number is `goal` at least, or `stop` is set (whoever sets it rings).
     pub fn wait(&self, goal: u64, patience: Patience, stop: &AtomicBool) -> Waited {
-        let state = |count: u64| match count >= goal {
+        self.wait_for(|| self.count.load(Ordering::SeqCst) >= goal, patience, stop)
+    }
+
+    /// Waits until something is so (whoever makes it so rings), or `stop` is set.
+    pub fn wait_for(&self, ready: impl Fn() -> bool, patience: Patience, stop: &AtomicBool) -> Waited {
+        let state = || match ready() {
             true => Some(Waited::Ready),
             false => stop.load(Ordering::SeqCst).then_some(Waited::Stopped),
         };
         for _ in 0..patience.spins {
-            if let Some(end) = state(self.get()) {
+            if let Some(end) = state() {
                 return end;
             }
             std::hint::spin_loop();
         }
         let start = Instant::now();
         while start.elapsed() < patience.yielding {
-            if let Some(end) = state(self.get()) {
+            if let Some(end) = state() {
                 return end;
             }
             std::thread::yield_now();
@@ -89,7 +90,7 @@ impl Bell {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let mut gate = lock(&self.gate);
         let end = loop {
-            if let Some(end) = state(self.count.load(Ordering::SeqCst)) {
+            if let Some(end) = state() {
                 break end;
             }
             let Some(left) = patience.limit.checked_sub(start.elapsed()).filter(|d| !d.is_zero()) else {

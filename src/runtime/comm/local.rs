@@ -2,7 +2,7 @@
 
 use super::bell::{Bell, Patience, Waited, lock};
 use super::plan::Exchange;
-use super::{CommError, Communicator, transfer};
+use super::{CommError, Communicator, Posted, transfer};
 use crate::mesh::{Atom, Mesh};
 use crate::runtime::device::pool::Pool;
 use crate::runtime::device::share::Shared;
@@ -31,25 +31,32 @@ pub struct Hub {
 
 struct Group {
     ranks: Vec<usize>,
-    /// Arrivals, of all ranks together.
+    /// Arrivals at meetings, of all ranks together.
     arrived: Bell,
+    /// By number of an exchange: how often it was posted, by all ranks together.
+    posted: Vec<AtomicU64>,
 }
 
-/// What a rank shows to the others; a cache line of its own.
+/// What a rank shows to the others; cache lines of its own.
 #[derive(Default)]
 #[repr(align(128))]
 struct Desk {
+    /// By number of an exchange.
+    posts: Vec<Post>,
+    /// How often it has posted or come to a meeting, of all groups.
+    steps: AtomicU64,
+}
+
+/// Where a rank's arrays are.
+#[derive(Default)]
+struct Post {
     from: AtomicPtr<u8>,
     to: AtomicPtr<u8>,
-    /// Which step it is at.
-    step: AtomicU64,
-    /// Meetings that it has come to, of all groups.
-    meetings: AtomicU64,
 }
 
 impl Hub {
-    /// `sets`: the atoms that groups go along, by the numbers of [`Exchange::set`].
-    pub fn new(mesh: &Mesh, sets: &[Vec<Atom>], patience: Patience) -> Hub {
+    /// `sets`: the atoms that groups go along, by the numbers of [`Exchange::set`]; `exchanges`: how many a routine has.
+    pub fn new(mesh: &Mesh, sets: &[Vec<Atom>], exchanges: usize, patience: Patience) -> Hub {
         let mut groups: Vec<Group> = Vec::new();
         let set = |atoms: &Vec<Atom>| -> Vec<usize> {
             let first = groups.len();
@@ -58,22 +65,27 @@ impl Hub {
                 if of[rank] == usize::MAX {
                     let ranks = mesh.members(rank, atoms);
                     ranks.iter().for_each(|r| of[*r] = groups.len());
-                    groups.push(Group { ranks, arrived: Bell::default() });
+                    let posted = (0..exchanges).map(|_| AtomicU64::new(0)).collect();
+                    groups.push(Group { ranks, arrived: Bell::default(), posted });
                 }
             }
             debug_assert!(of.iter().all(|g| *g >= first));
             of
         };
         let sets = sets.iter().map(set).collect();
-        let desks = (0..mesh.ranks()).map(|_| Desk::default()).collect();
+        let posts = || (0..exchanges).map(|_| Post::default()).collect();
+        let desks = (0..mesh.ranks()).map(|_| Desk { posts: posts(), ..Desk::default() }).collect();
         Hub { sets, groups, desks, failed: AtomicBool::new(false), failure: Mutex::new(None), patience }
     }
 
     /// Before all ranks begin to run again.
     pub fn reset(&self) {
-        self.groups.iter().for_each(|g| g.arrived.reset());
+        for group in &self.groups {
+            group.arrived.reset();
+            group.posted.iter().for_each(|p| p.store(0, Ordering::SeqCst));
+        }
         for desk in &self.desks {
-            desk.meetings.store(0, Ordering::SeqCst);
+            desk.steps.store(0, Ordering::SeqCst);
         }
         *lock(&self.failure) = None;
         self.failed.store(false, Ordering::SeqCst);
@@ -98,37 +110,67 @@ impl Hub {
 pub struct Local {
     hub: Arc<Hub>,
     rank: usize,
-    /// For each group of the hub how often the rank has come to it in this run.
+    /// For each group of the hub how often the rank has come to a meeting of it in this run.
     came: Vec<u64>,
-    /// Room for a small result, while others still read its parts.
+    /// By number of an exchange: how often it has posted it, and which of its steps the last time was.
+    posted: Vec<(u64, u64)>,
+    /// Room for small results, while others still read their parts.
     staging: Vec<u64>,
 }
 
 impl Local {
     pub fn new(hub: Arc<Hub>, rank: usize) -> Local {
         let came = vec![0; hub.groups.len()];
-        Local { hub, rank, came, staging: vec![0; STAGING / 8] }
+        let posted = vec![(0, 0); hub.desks[rank].posts.len()];
+        Local { hub, rank, came, posted, staging: vec![0; STAGING / 8] }
     }
-}
 
-impl Hub {
+    fn array(&self, number: usize, rank: usize) -> *const u8 {
+        self.hub.desks[rank].posts[number].from.load(Ordering::Relaxed).cast_const()
+    }
+
+    fn result(&self, number: usize, rank: usize) -> *mut u8 {
+        self.hub.desks[rank].posts[number].to.load(Ordering::Relaxed)
+    }
+
     /// Waits until the whole group has come as often as this rank.
-    fn meet(&self, rank: usize, came: &mut [u64], group: usize) -> Result<(), CommError> {
-        let g = &self.groups[group];
-        let own = &self.desks[rank].meetings;
-        let meetings = own.load(Ordering::Relaxed) + 1;
-        own.store(meetings, Ordering::SeqCst);
-        came[group] += 1;
-        let goal = came[group] * g.ranks.len() as u64;
+    fn meet(&mut self, group: usize) -> Result<(), CommError> {
+        let g = &self.hub.groups[group];
+        let step = self.hub.step(self.rank);
+        self.came[group] += 1;
+        let goal = self.came[group] * g.ranks.len() as u64;
         if g.arrived.add() == goal {
             g.arrived.ring();
             return Ok(());
         }
-        match g.arrived.wait(goal, self.patience, &self.failed) {
+        self.hub.waited(g.arrived.wait(goal, self.hub.patience, &self.hub.failed), g, step)
+    }
+
+    /// Waits until the whole group has posted an exchange as often as this rank.
+    fn gather(&self, group: usize, number: usize) -> Result<(), CommError> {
+        let g = &self.hub.groups[group];
+        let (times, step) = self.posted[number];
+        let goal = times * g.ranks.len() as u64;
+        let ready = || g.posted[number].load(Ordering::SeqCst) >= goal;
+        self.hub.waited(g.arrived.wait_for(ready, self.hub.patience, &self.hub.failed), g, step)
+    }
+}
+
+impl Hub {
+    /// A rank goes a step further.
+    fn step(&self, rank: usize) -> u64 {
+        let own = &self.desks[rank].steps;
+        let step = own.load(Ordering::Relaxed) + 1;
+        own.store(step, Ordering::SeqCst);
+        step
+    }
+
+    fn waited(&self, how: Waited, g: &Group, step: u64) -> Result<(), CommError> {
+        match how {
             Waited::Ready => Ok(()),
             Waited::Stopped => Err(self.failure()),
             Waited::Late => {
-                let late = |r: &usize| self.desks[*r].meetings.load(Ordering::SeqCst) < meetings;
+                let late = |r: &usize| self.desks[*r].steps.load(Ordering::SeqCst) < step;
                 let ranks = g.ranks.iter().copied().filter(late).collect();
                 Err(CommError::Missing { ranks, seconds: self.patience.limit.as_secs() })
             }
@@ -136,75 +178,110 @@ impl Hub {
     }
 }
 
+/// Where in the staging area results go that every rank reduces for itself.
+#[derive(Default)]
+struct Staged {
+    bytes: usize,
+}
+
+impl Staged {
+    /// The place of the next result, if it is small; the same for all ranks of a group.
+    fn place(&mut self, e: &Exchange) -> Option<usize> {
+        let bytes = e.room * e.dtype.bytes();
+        let at = self.bytes.next_multiple_of(8);
+        let small = e.alike.len() > 1 && at + bytes <= STAGING && bytes * e.alike.len() <= PARTS;
+        small.then(|| {
+            self.bytes = at + bytes;
+            at
+        })
+    }
+}
+
 impl Communicator for Local {
     fn begin(&mut self) {
         self.came.fill(0);
+        self.posted.fill((0, 0));
     }
 
-    unsafe fn exchange(
-        &mut self,
-        e: &Exchange,
-        number: usize,
-        from: *const u8,
-        to: *mut u8,
-        pool: &Pool,
-    ) -> Result<(), CommError> {
-        let Local { hub, rank, came, staging } = self;
-        let (hub, rank) = (&**hub, *rank);
-        let group = hub.sets[e.set][rank];
-        let mut meet = || hub.meet(rank, came, group);
-        let desk = &hub.desks[rank];
-        desk.from.store(from.cast_mut(), Ordering::Relaxed);
-        desk.to.store(to, Ordering::Relaxed);
-        desk.step.store(number as u64, Ordering::Relaxed);
-        let alone = e.group.len() == 1;
-        if !alone {
-            meet()?;
-            let elsewhere = |r: &&usize| hub.desks[**r].step.load(Ordering::Relaxed) != number as u64;
-            if let Some(r) = e.group.iter().find(elsewhere) {
-                return Err(CommError::Broken(format!("rank {r} is at another step than rank {rank}")));
-            }
+    fn post(&mut self, e: &Exchange, number: usize, from: *const u8, to: *mut u8) {
+        let post = &self.hub.desks[self.rank].posts[number];
+        post.from.store(from.cast_mut(), Ordering::Relaxed);
+        post.to.store(to, Ordering::Relaxed);
+        let (times, step) = &mut self.posted[number];
+        *times += 1;
+        *step = self.hub.step(self.rank);
+        let g = &self.hub.groups[self.hub.sets[e.set][self.rank]];
+        if g.posted[number].fetch_add(1, Ordering::SeqCst) + 1 == *times * g.ranks.len() as u64 {
+            g.arrived.ring();
         }
-        let bytes = e.room * e.dtype.bytes();
-        let small = e.alike.len() > 1 && bytes <= STAGING && bytes * e.alike.len() <= PARTS;
-        // The result may lie where the parts are.
-        let shared = Shared(if small { staging.as_mut_ptr().cast() } else { to });
-        with_element!(e.dtype, E => {
-            let theirs = |rank: usize| hub.desks[rank].from.load(Ordering::Relaxed).cast_const().cast::<E>();
-            let own = if small { 0..e.elements } else { e.share(e.place) };
-            let done = pool.split(own.len(), LEAST, &|begin, end| {
-                // SAFETY: the group has met, so that all arrays are there and nobody writes what is read, before the next
-                // meeting; pieces of the result are apart.
-                unsafe { transfer::fetch(e, (own.start + begin, own.start + end), &theirs, shared.get().cast::<E>()) }
+    }
+
+    unsafe fn finish(&mut self, exchanges: &[Exchange], all: &[Posted], pool: &Pool) -> Result<(), CommError> {
+        let Some(first) = all.first().map(|p| &exchanges[p.exchange]) else { return Ok(()) };
+        if all.iter().any(|p| exchanges[p.exchange].set != first.set) {
+            return Err(CommError::Broken("exchanges of several groups at once".into()));
+        }
+        let (group, alone) = (self.hub.sets[first.set][self.rank], first.group.len() == 1);
+        for p in all {
+            self.gather(group, p.number)?;
+        }
+        let mut staged = Staged::default();
+        for p in all {
+            let e = &exchanges[p.exchange];
+            // The result may lie where the parts are.
+            let place = staged.place(e);
+            let out = Shared(match place {
+                Some(at) => self.staging.as_mut_ptr().cast::<u8>().wrapping_add(at),
+                None => self.result(p.number, self.rank),
             });
-            done.map_err(CommError::Broken)?;
-            // SAFETY: they belong to nobody's share.
-            unsafe { transfer::clear(&e.dead, shared.get().cast::<E>()) };
-            if alone {
-                return Ok(());
-            }
-            if small {
-                // Nobody reads parts any more.
-                meet()?;
+            let own = if place.is_some() { 0..e.elements } else { e.share(e.place) };
+            let this = &*self;
+            with_element!(e.dtype, E => {
+                let theirs = |rank: usize| this.array(p.number, rank).cast::<E>();
+                let done = pool.split(own.len(), LEAST, &|begin, end| {
+                    // SAFETY: all have posted, so that all arrays are there and nobody writes what is read, before the next
+                    // meeting; pieces of the result are apart.
+                    unsafe { transfer::fetch(e, (own.start + begin, own.start + end), &theirs, out.get().cast::<E>()) }
+                });
+                done.map_err(CommError::Broken)?;
+                // SAFETY: they belong to nobody's share.
+                unsafe { transfer::clear(&e.dead, out.get().cast::<E>()) };
+            });
+        }
+        if alone {
+            return Ok(());
+        }
+        let reduced = all.iter().any(|p| exchanges[p.exchange].alike.len() > 1);
+        if reduced {
+            // All shares are there, and nobody reads small parts any more.
+            self.meet(group)?;
+        }
+        let (mut staged, mut read) = (Staged::default(), false);
+        for p in all {
+            let e = &exchanges[p.exchange];
+            let out = self.result(p.number, self.rank);
+            if let Some(at) = staged.place(e) {
+                let from = self.staging.as_ptr().cast::<u8>().wrapping_add(at);
                 // SAFETY: both have room for the result.
-                unsafe { std::ptr::copy_nonoverlapping(shared.get().cast_const(), to, bytes) };
-                return Ok(());
+                unsafe { std::ptr::copy_nonoverlapping(from, out, e.room * e.dtype.bytes()) };
+                continue;
             }
-            if e.alike.len() > 1 {
-                meet()?;
-                for (place, rank) in e.alike.iter().enumerate().filter(|(p, _)| *p != e.place) {
-                    let theirs = Shared(hub.desks[*rank].to.load(Ordering::Relaxed));
-                    let share = e.share(place);
+            read = true;
+            let out = Shared(out);
+            for (place, rank) in e.alike.iter().enumerate().filter(|(place, _)| *place != e.place) {
+                let theirs = Shared(self.result(p.number, *rank));
+                let share = e.share(place);
+                with_element!(e.dtype, E => {
                     let done = pool.split(share.len(), LEAST, &|begin, end| {
                         let part = (share.start + begin, share.start + end);
                         // SAFETY: that rank has written its share and writes others only.
-                        unsafe { transfer::repeat(e, part, theirs.get().cast::<E>(), shared.get().cast::<E>()) }
+                        unsafe { transfer::repeat(e, part, theirs.get().cast::<E>(), out.get().cast::<E>()) }
                     });
                     done.map_err(CommError::Broken)?;
-                }
+                });
             }
-        });
+        }
         // Nobody goes on to overwrite what another one still reads.
-        meet()
+        if read { self.meet(group) } else { Ok(()) }
     }
 }

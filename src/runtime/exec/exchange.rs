@@ -2,9 +2,9 @@
 
 use super::{Executor, place, placed};
 use crate::mesh::Atom;
-use crate::program::{Action, Collective, Program, SourceId, Step};
+use crate::program::{Action, Begun, Collective, Program, Routine, SourceId, Step};
 use crate::runtime::RuntimeError;
-use crate::runtime::comm::{CommError, Communicator, Exchange};
+use crate::runtime::comm::{CommError, Communicator, Exchange, Posted};
 use indexmap::{IndexMap, IndexSet};
 
 /// The code of an error that another rank's has led to.
@@ -15,8 +15,10 @@ pub struct Links {
     /// Along the mesh's atoms.
     pub coordinates: Vec<usize>,
     exchanges: Vec<Exchange>,
-    /// By routine, and by number of step: which exchange it is.
+    /// By routine, and by number of a collective: which exchange it is.
     numbers: Vec<Vec<u32>>,
+    /// What is waited for.
+    waits: Vec<Posted>,
     comm: Box<dyn Communicator>,
 }
 
@@ -30,10 +32,10 @@ impl Links {
             let mut of_steps = Vec::new();
             let mut wrong = None;
             each_step(&routine.steps, &mut |step| {
-                of_steps.push(u32::MAX);
                 let Action::Collective(c) = &step.action else { return };
+                debug_assert_eq!(c.number as usize, of_steps.len(), "collectives are numbered in order");
                 // Layers that exchange alike share what is found out.
-                let key = (c.reduce.clone(), c.atoms.clone(), c.dims.clone(), c.dtype);
+                let key = (c.reduce.clone(), c.atoms.clone(), c.dims.clone(), c.dtype, c.hops);
                 let number = *known.entry(key).or_insert_with(|| {
                     let set = sets.get_index_of(&c.atoms).unwrap_or_default();
                     match Exchange::new(mesh, c, set, rank) {
@@ -42,7 +44,7 @@ impl Links {
                     }
                     exchanges.len().saturating_sub(1) as u32
                 });
-                *of_steps.last_mut().expect("just pushed") = number;
+                of_steps.push(number);
             });
             if let Some((source, kind, why)) = wrong {
                 return Err(placed(
@@ -54,12 +56,23 @@ impl Links {
             numbers.push(of_steps);
         }
         let coordinates = mesh.atoms().map(|a| mesh.coordinate(rank, a)).collect();
-        Ok(Links { rank, coordinates, exchanges, numbers, comm })
+        let most = numbers.iter().map(Vec::len).max().unwrap_or(0);
+        Ok(Links { rank, coordinates, exchanges, numbers, waits: Vec::with_capacity(most), comm })
     }
 
     pub fn begin(&mut self) {
         self.comm.begin();
     }
+}
+
+/// Collectives of the routine that has most.
+pub(super) fn most(program: &Program) -> usize {
+    let count = |r: &Routine| {
+        let mut n = 0;
+        each_step(&r.steps, &mut |step| n += usize::from(matches!(step.action, Action::Collective(_))));
+        n
+    };
+    program.routines.iter().map(count).max().unwrap_or(0)
 }
 
 /// The sets of atoms that collectives of a program go along.
@@ -92,19 +105,25 @@ impl Executor {
         terms.iter().fold(0, |sum, (a, times)| sum.wrapping_add(at(a).wrapping_mul(*times)))
     }
 
-    pub(super) fn collective(
-        &mut self,
-        routine: usize,
-        number: usize,
-        c: &Collective,
-        step: &Step,
-    ) -> Result<(), RuntimeError> {
+    /// Begins an exchange.
+    pub(super) fn post(&mut self, routine: usize, c: &Collective) {
         let [from, to] = [c.from, c.to].map(|b| self.memory.locate(&self.spots[routine], b));
         let Links { exchanges, numbers, comm, .. } = &mut self.links;
-        let e = &exchanges[numbers[routine][number] as usize];
-        // SAFETY: buffers are whole arrays of the collective's shape and apart: invariants of a program.
-        let done = unsafe { comm.exchange(e, number, from, to, &self.pool) };
-        done.map_err(|why| self.not_exchanged(why, c.kind.name(), step.source))
+        let number = c.number as usize;
+        comm.post(&exchanges[numbers[routine][number] as usize], number, from, to);
+    }
+
+    /// Ends exchanges that were begun.
+    pub(super) fn finish(&mut self, routine: usize, all: &[Begun], step: &Step) -> Result<(), RuntimeError> {
+        let Links { exchanges, numbers, waits, comm, .. } = &mut self.links;
+        waits.clear();
+        waits.extend(all.iter().map(|b| {
+            let number = b.number as usize;
+            Posted { exchange: numbers[routine][number] as usize, number }
+        }));
+        // SAFETY: buffers are whole arrays of the collectives' shapes and apart: invariants of a program.
+        let done = unsafe { comm.finish(exchanges, waits, &self.pool) };
+        done.map_err(|why| self.not_exchanged(why, all.first().map_or("", |b| b.kind.name()), step.source))
     }
 
     fn not_exchanged(&self, why: CommError, what: &str, source: SourceId) -> RuntimeError {

@@ -281,7 +281,7 @@ impl Need {
                     self.scratch = self.scratch.max(attention::scratch_bytes(&a.of) * threads);
                 }
                 Action::Library(call) => self.scratch = self.scratch.max(library::scratch_bytes(call)),
-                Action::Copy { .. } | Action::Collective(_) => {}
+                Action::Copy { .. } | Action::Collective(_) | Action::Wait(_) => {}
                 Action::Loop(l) => self.steps(&l.body, threads),
             }
         }

@@ -4,7 +4,7 @@
 //! error is that of the lowest rank that failed by itself. A rank that never comes back is given up after a time, with
 //! its memory and all that it may still read.
 
-use super::exchange::{FOLLOWS, rank_name, sets};
+use super::exchange::{FOLLOWS, most, rank_name, sets};
 use super::{ExecOptions, Executor, RunArgs};
 use crate::program::Program;
 use crate::runtime::RuntimeError;
@@ -63,7 +63,7 @@ struct Shared {
 
 /// Where the ranks of a program meet.
 pub(super) fn hub(program: &Program, patience: Patience) -> Hub {
-    Hub::new(&program.mesh, &sets(program).into_iter().collect::<Vec<_>>(), patience)
+    Hub::new(&program.mesh, &sets(program).into_iter().collect::<Vec<_>>(), most(program), patience)
 }
 
 impl Ranks {

@@ -44,7 +44,11 @@ impl Executor {
                 Action::Copy { from, to } => self.copy(routine, *from, *to),
                 Action::Library(call) => self.library(routine, call, args),
                 Action::Collective(c) => {
-                    self.collective(routine, own, c, step)?;
+                    self.post(routine, c);
+                    Ok(())
+                }
+                Action::Wait(all) => {
+                    self.finish(routine, all, step)?;
                     Ok(())
                 }
                 Action::Loop(l) => {

@@ -137,7 +137,7 @@ impl Emitter<'_, '_> {
         let moved = if block.is_empty() { 0.0 } else { halo::foreign(self.s.mesh, extent, block, run) };
         let changes = vec![(from, to)];
         let (kind, atoms) = (CollectiveKind::Slice, Vec::new());
-        let mut c = Collective { kind, atoms, reduce: None, dims: changes, hops: 0 };
+        let mut c = Collective { kind, atoms, reduce: None, dims: changes, hops: 0, bucket: 0 };
         if back || moved > 0.0 {
             let why = if back { Why::Result } else { Why::Operand };
             let bytes = moved * (rest * dtype.bytes()) as f64;

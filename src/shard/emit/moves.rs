@@ -78,7 +78,7 @@ impl Emitter<'_, '_> {
             .collect();
         let reduce = step.reduce.filter(|_| !parts.is_empty()).map(|op| (op, parts));
         let dims = from.iter().zip(&to).filter(|(a, b)| a != b).map(|(a, b)| (*a, *b)).collect();
-        let c = Collective { kind, atoms: step.atoms.clone(), reduce, dims, hops: 0 };
+        let c = Collective { kind, atoms: step.atoms.clone(), reduce, dims, hops: 0, bucket: 0 };
         let dtype = self.b.dtype(x);
         if kind != CollectiveKind::Slice {
             self.reasons.insert(OpId(self.b.graph.ops.len() as u32), reason);

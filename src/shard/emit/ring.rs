@@ -164,7 +164,7 @@ impl Emitter<'_, '_> {
         let (dtype, dims) = (self.b.dtype(x), self.b.dims(x).to_vec());
         let bytes = (self.b.graph.elements(&dims) * dtype.bytes()) as f64;
         let atoms: Vec<Atom> = vec![r.entry.atom];
-        let c = Collective { kind: CollectiveKind::Permute, atoms, reduce: None, dims: Vec::new(), hops: 1 };
+        let c = Collective { kind: CollectiveKind::Permute, atoms, reduce: None, dims: Vec::new(), hops: 1, bucket: 0 };
         let reason = Reason { operation: r.id, why: Why::Ring, value: v, bytes };
         self.reasons.insert(OpId(self.b.graph.ops.len() as u32), reason);
         self.b.emit(Op::Collective(c), &[x], &[(dtype, dims)])[0]

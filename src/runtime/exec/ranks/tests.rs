@@ -3,7 +3,7 @@
 use super::*;
 use crate::mesh::{Atom, CollectiveKind, Mesh};
 use crate::program::{
-    Action, Buffer, BufferId, Category, Code, Collective, Exchanged, Place, Role, Routine, Slot, Source, SourceId, Step,
+    Action, Begun, Buffer, BufferId, Category, Code, Collective, Exchanged, Place, Role, Routine, Slot, Source, SourceId, Step,
 };
 use crate::types::{DType, ReduceKind};
 use std::time::Instant;
@@ -52,22 +52,34 @@ fn program(ranks: usize, actions: Vec<Action>) -> Arc<Program> {
     })
 }
 
-fn all_reduce(from: u32, to: u32) -> Action {
-    Action::Collective(Box::new(Collective {
+/// An exchange and the wait for it.
+fn all_reduce(number: u32, from: u32, to: u32) -> [Action; 2] {
+    let (from, to) = (BufferId(from), BufferId(to));
+    let wait = Action::Wait(vec![Begun { number, kind: CollectiveKind::AllReduce, from, to }]);
+    let begin = Action::Collective(Box::new(Collective {
         kind: CollectiveKind::AllReduce,
         atoms: vec![Atom(0)],
         reduce: Some((ReduceKind::Sum, vec![Atom(0)])),
         dtype: DType::F32,
-        from: BufferId(from),
-        to: BufferId(to),
+        from,
+        to,
         dims: vec![Exchanged { extent: N, from: vec![], to: vec![] }],
         hops: 0,
-    }))
+        number,
+    }));
+    [begin, wait]
 }
 
 /// Panics on ranks from 2: a slice outside of its base.
 fn panic_late() -> Action {
     Action::Copy { from: BufferId(4), to: BufferId(5) }
+}
+
+/// A sum, and another one that the ranks that panic do not come to.
+fn reduced_twice() -> Vec<Action> {
+    let [a, b] = all_reduce(0, 0, 1);
+    let [c, d] = all_reduce(1, 1, 2);
+    vec![a, b, panic_late(), c, d]
 }
 
 fn ranks(program: Arc<Program>, limit: Duration) -> Ranks {
@@ -80,7 +92,7 @@ const LONG: Duration = Duration::from_secs(600);
 #[test]
 fn a_rank_that_panics_wakes_all_others() {
     let start = Instant::now();
-    let steps = vec![all_reduce(0, 1), panic_late(), all_reduce(1, 2)];
+    let steps = reduced_twice();
     let mut all = ranks(program(4, steps), LONG);
     for _ in 0..20 {
         let e = all.run(0, RunArgs::default()).unwrap_err();
@@ -97,10 +109,10 @@ fn a_rank_that_panics_wakes_all_others() {
 
 #[test]
 fn ranks_run_again_after_a_failure() {
-    let mut all = ranks(program(3, vec![all_reduce(0, 1), panic_late(), all_reduce(1, 2)]), LONG);
+    let mut all = ranks(program(3, reduced_twice()), LONG);
     assert!(all.run(0, RunArgs::default()).is_err());
     // Without the rank that panics, by the same threads.
-    let mut good = ranks(program(2, vec![all_reduce(0, 1), panic_late(), all_reduce(1, 2)]), LONG);
+    let mut good = ranks(program(2, reduced_twice()), LONG);
     for _ in 0..100 {
         good.run(0, RunArgs::default()).unwrap();
     }
@@ -109,7 +121,7 @@ fn ranks_run_again_after_a_failure() {
 
 #[test]
 fn a_rank_that_is_late_is_named() {
-    let mut all = ranks(program(3, vec![all_reduce(0, 1)]), Duration::from_millis(60));
+    let mut all = ranks(program(3, all_reduce(0, 0, 1).to_vec()), Duration::from_millis(60));
     let seat = all.seats[2].clone();
     let (held, is_held) = std::sync::mpsc::channel();
     let holder = std::thread::spawn(move || {
@@ -129,7 +141,7 @@ fn a_rank_that_is_late_is_named() {
 
 #[test]
 fn a_rank_that_never_comes_back_is_given_up() {
-    let mut all = ranks(program(2, vec![all_reduce(0, 1)]), Duration::from_millis(30));
+    let mut all = ranks(program(2, all_reduce(0, 0, 1).to_vec()), Duration::from_millis(30));
     let seat = all.seats[1].clone();
     let exec = lock(&seat.exec);
     let start = Instant::now();
