@@ -4,6 +4,7 @@
 #   benches/peers.sh [--configs mlp,nano,..] [--rounds N] [--json] [--scripts DIR]
 #
 # With `--configs generation` it measures new tokens of a GPT-2 of 124 M parameters, batch 1, instead (the peer: torch_generate.py).
+# `ranks-nano` and `ranks-micro` compare two ranks of one thread each with one rank of two, and with DistributedDataParallel.
 #
 # The peers' programs are `torch_train.py` and `jax_train.py` in DIR (else $PARTITA_PEERS, else ../shared/peers-bench). They run in a
 # virtual environment that is made in target/peers on first use, which takes some gigabytes.

@@ -5,7 +5,10 @@ Prints a table, or with --json one object:
 Times are of one training step (median of a process's steps, then of the rounds) in milliseconds, peaks are resident memory in MiB;
 `ratio` is ours to the fastest peer's. The config `generation` measures new tokens of a GPT-2 of 124 M parameters at batch 1:
 {"ours_ms", "read_gb_s", "of_bandwidth", "best_peer", "best_ms", "ratio", "peers_ms"}, where `of_bandwidth` is the part of our time in
-which memory gives the weights, as fast as `--profile` finds that it can. Peers import hundreds of MiB of libraries, which their peaks include."""
+which memory gives the weights, as fast as `--profile` finds that it can. Peers import hundreds of MiB of libraries, which their peaks include.
+The configs `ranks-nano` and `ranks-micro` divide the batch over two ranks of one thread each, in turns with one rank of two threads and with
+DistributedDataParallel (gloo, two processes): {"two_ranks_ms", "one_rank_ms", "of_one_rank", "ddp_ms", "of_ddp", "ddp_of_eager"}, ratios being
+medians of those of single turns."""
 
 import argparse
 import json
@@ -140,6 +143,31 @@ def least(config):
     return 6 * (12 * depth * width * width + 256 * width) * tokens + 6 * depth * positions * width * tokens
 
 
+def turn(config, plan, folder, args):
+    """Milliseconds of a step under a plan of two ranks, or on one rank, with as many threads in all."""
+    program, preset, steps = OURS[config]
+    command = [PARTITA, "train", os.path.join(folder, program), "--no-save", "--out", os.path.join(folder, "run"), "--preset", preset]
+    command += ["--threads", "2", "--profile", "--steps", str(steps + 1), *(["--plan", plan] if plan else [])]
+    return float(re.search(r"median ([0-9.]+) ms", run(command)[0]).group(1))
+
+
+def compare_ranks(config, folder, args):
+    """Two ranks beside one, and beside the peer's two processes."""
+    turns = {}
+    for _ in range(args.rounds):
+        turns.setdefault("one_rank", []).append(turn(config, None, folder, args))
+        turns.setdefault("two_ranks", []).append(turn(config, "ranks", folder, args))
+        for name, mode in [] if args.alone else [("ddp", "ddp2"), ("eager", "eager")]:
+            turns.setdefault(name, []).append(peer(config, "torch", mode, args)[0])
+        print(f"ranks-{config}", {k: v[-1] for k, v in turns.items()}, file=sys.stderr)
+    ratio = lambda a, b: round(statistics.median(x / y for x, y in zip(turns[a], turns[b])), 3)
+    middle = lambda name: round(statistics.median(turns[name]), 3)
+    row = {"two_ranks_ms": middle("two_ranks"), "one_rank_ms": middle("one_rank"), "of_one_rank": ratio("two_ranks", "one_rank")}
+    if not args.alone:
+        row |= {"ddp_ms": middle("ddp"), "of_ddp": ratio("two_ranks", "ddp"), "ddp_of_eager": ratio("ddp", "eager")}
+    return row
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--configs", default="mlp,nano,micro,small,wide")
@@ -160,6 +188,9 @@ def main():
         for config in args.configs.split(","):
             if config == "generation":
                 result[config] = compare_generation(args)
+                continue
+            if config.startswith("ranks-"):
+                result[config] = compare_ranks(config.removeprefix("ranks-"), folder, args)
                 continue
             runs = {}
             for _ in range(args.rounds):
@@ -187,12 +218,16 @@ def main():
         return
     print("config     ours ms   best peer      its ms   ratio   ours MiB  lowest MiB  GFLOP/s")
     generated = result.pop("generation", None)
+    divided = {config: result.pop(config) for config in list(result) if config.startswith("ranks-")}
     for config, r in result.items():
         speed = r["gflop"] / r["ours_ms"] * 1e3
         print(
             f"{config:8} {r['ours_ms']:9.2f}   {r.get('best_peer', '-'):13} {r.get('best_ms', 0):8.2f}  {r.get('ratio', 0):6.3f}"
             f"   {r['ours_peak_mib']:8}  {r.get('lowest_peak_mib', 0):10}  {speed:7.1f}"
         )
+    for config, r in divided.items():
+        beside = f"; DDP {r['ddp_ms']:.2f} ms, ratio {r['of_ddp']:.3f}, it to one process {r['ddp_of_eager']:.3f}" if "ddp_ms" in r else ""
+        print(f"{config} {r['two_ranks_ms']:.2f} ms, to one rank of two threads {r['of_one_rank']:.3f}{beside}")
     if r := generated:
         beside = f"; {r['best_peer']} {r['best_ms']:.2f} ms, ratio {r['ratio']:.3f}" if "ratio" in r else ""
         print(f"generation {r['ours_ms']:.2f} ms a token, {100 * r['of_bandwidth']:.0f} % of {r['read_gb_s']:.1f} GB/s{beside}")

@@ -99,7 +99,9 @@ impl Machine<'_> {
                 }
                 Action::Copy { from, to } => self.copy(*from, *to),
                 Action::Library(library) => self.library(library),
-                Action::Collective(_) | Action::Wait(_) => unreachable!("programs of many ranks run in `tests/ranks.rs`"),
+                Action::Collective(_) | Action::Wait(_) => {
+                    unreachable!("programs of many ranks run in `tests/ranks.rs`")
+                }
                 Action::Loop(l) => {
                     for i in 0..l.trip {
                         let turn = if l.reverse { l.trip - 1 - i } else { i };

@@ -58,7 +58,7 @@ pub struct Program {
 }
 
 /// Version of the format written by this build.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 
 /// A file by the path under which the settings name it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -210,7 +210,7 @@ impl<'g> Order<'g> {
                 _ => false,
             };
             let update = op.phase == Phase::Update && !matches!(op.op, Op::Loop { .. });
-            waits[i] = update || (light && op.phase == Phase::Backward && users[i].iter().all(|u| waits[*u]));
+            waits[i] = update || (light && users[i].iter().all(|u| waits[*u]));
         }
         let free = ops.iter().map(|id| g.op(*id).phase == Phase::Update).collect();
         Order {

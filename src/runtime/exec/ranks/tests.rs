@@ -3,7 +3,8 @@
 use super::*;
 use crate::mesh::{Atom, CollectiveKind, Mesh};
 use crate::program::{
-    Action, Begun, Buffer, BufferId, Category, Code, Collective, Exchanged, Place, Role, Routine, Slot, Source, SourceId, Step,
+    Action, Begun, Buffer, BufferId, Category, Code, Collective, Exchanged, Place, Role, Routine, Slot, Source,
+    SourceId, Step,
 };
 use crate::types::{DType, ReduceKind};
 use std::time::Instant;
