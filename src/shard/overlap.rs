@@ -1,9 +1,9 @@
 //! What is computed while ranks exchange: the order of the operations of a rank's program.
 //!
 //! An exchange begins where its operation stands and is waited for at its first use. So gradients that only updates use are reduced
-//! while the backward pass goes on: the updates stand behind it, by one *batch* of reductions. A batch is full from some
-//! MiB on, so that no more than two of them (or as many single arrays) are kept longer than without that. The reductions of a batch that
-//! go along the same atoms are one bucket, which is waited for at once. What is gathered of a parameter begins one layer ahead.
+//! while the backward pass goes on: the updates stand behind it, by one *batch* of reductions. A batch is full when it has an eighth of
+//! all, or some MiB, so that no more than two of them (or as many single arrays) are kept longer than without that. The reductions of a batch
+//! that go along the same atoms are one bucket, which is waited for at once. What is gathered of a parameter begins one layer ahead.
 //!
 //! The order is the same on all ranks, as the program is.
 
@@ -12,8 +12,10 @@ use crate::mesh::Atom;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
-/// Bytes from which on a batch is full.
-const BATCH: usize = 8 << 20;
+/// Bytes from which on a batch is full: this part of all that a block reduces so, between these two.
+const PART: usize = 8;
+const LEAST: usize = 64 << 10;
+const MOST: usize = 8 << 20;
 
 /// Puts the operations of all blocks into an order in which exchanges may be under way while others run.
 pub fn overlap(g: &mut Graph) {
@@ -42,6 +44,12 @@ fn exchange(g: &Graph, op: OpId) -> Option<&Collective> {
         Op::Collective(c) if c.kind != CollectiveKind::Slice => Some(c),
         _ => None,
     }
+}
+
+/// Bytes that an exchange keeps in memory.
+fn moved(g: &Graph, op: OpId) -> usize {
+    let op = g.op(op);
+    g.bytes(op.args[0]).max(g.bytes(op.results[0]))
 }
 
 /// By operation: whether others compute between the beginning of an exchange and the wait for it.
@@ -176,6 +184,8 @@ struct Order<'g> {
     ready: BinaryHeap<Reverse<usize>>,
     open: Batch,
     full: Batch,
+    /// Bytes from which on one is full.
+    batch: usize,
     buckets: u32,
     bucket: Vec<(OpId, u32)>,
     out: Vec<OpId>,
@@ -224,6 +234,7 @@ impl<'g> Order<'g> {
             ready: BinaryHeap::new(),
             open: Batch::default(),
             full: Batch::default(),
+            batch: 0,
             buckets,
             bucket: Vec::new(),
             out: Vec::with_capacity(n),
@@ -232,6 +243,9 @@ impl<'g> Order<'g> {
     }
 
     fn run(&mut self) {
+        let late = (0..self.ops.len()).filter(|i| self.late(*i));
+        let all: usize = late.map(|i| moved(self.g, self.ops[i])).sum();
+        self.batch = (all / PART).clamp(LEAST, MOST);
         // What updates need beside gradients.
         for i in 0..self.ops.len() {
             if self.free[i] && self.lacks[i] == 0 {
@@ -264,7 +278,7 @@ impl<'g> Order<'g> {
             let id = self.ops[i];
             self.out.push(id);
             match exchange(self.g, id) {
-                Some(c) if self.users[i].iter().all(|u| self.waits[*u]) => self.begin(id, c),
+                Some(c) if self.late(i) => self.begin(id, c),
                 _ => self.there(i),
             }
         }
@@ -281,11 +295,14 @@ impl<'g> Order<'g> {
         }
     }
 
+    /// Whether it is an exchange whose users can wait.
+    fn late(&self, i: usize) -> bool {
+        exchange(self.g, self.ops[i]).is_some() && self.users[i].iter().all(|u| self.waits[*u])
+    }
+
     /// An exchange whose users can wait.
     fn begin(&mut self, id: OpId, c: &Collective) {
-        let bytes = |v: ValueId| self.g.bytes(v);
-        let op = self.g.op(id);
-        self.open.bytes += bytes(op.args[0]).max(bytes(op.results[0]));
+        self.open.bytes += moved(self.g, id);
         self.open.ops.push(id);
         let known = self.open.buckets.iter().find(|(atoms, _)| *atoms == c.atoms).map(|(_, n)| *n);
         let number = known.unwrap_or_else(|| {
@@ -294,7 +311,7 @@ impl<'g> Order<'g> {
             self.buckets
         });
         self.bucket.push((id, number));
-        if self.open.bytes >= BATCH {
+        if self.open.bytes >= self.batch {
             let waited = std::mem::replace(&mut self.full, std::mem::take(&mut self.open));
             self.end(waited);
         }
