@@ -3,7 +3,7 @@
 //! equal (a variance of few elements, a gradient that is zero but for rounding), any such order gives another one.
 
 use super::pipeline::Graphs;
-use super::verify::{data, settle};
+use super::verify::{Stopped, data, settle};
 use crate::interp::{self, Env, Tensor};
 use crate::types::rng;
 
@@ -33,7 +33,7 @@ impl Noise {
     }
 
     /// What an output of a step may differ by, absolutely.
-    pub fn of(&mut self, g: &Graphs, steps: u64, output: usize, own: &Tensor) -> Result<f64, String> {
+    pub fn of(&mut self, g: &Graphs, steps: u64, output: usize, own: &Tensor) -> Result<f64, Stopped> {
         while self.taken < steps {
             self.results.clear();
             for (run, env) in self.envs.iter_mut().enumerate() {
@@ -43,7 +43,7 @@ impl Noise {
                     noisy(&whole, run as u64, 1 << 21 | i as u64)
                 });
                 env.inputs = inputs.collect();
-                let values = interp::run(&g.train, env).map_err(|e| e.to_string())?;
+                let values = interp::run(&g.train, env)?;
                 settle(&g.train, &g.train, env, &values);
                 self.results.push(values);
             }

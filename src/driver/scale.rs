@@ -1,13 +1,15 @@
 //! What `verify` runs: the options' plan at its own sizes, where that is little enough to be interpreted; else at smaller ones.
 //!
-//! Smaller: a mesh axis becomes 2 (2 for each of its atoms), dims of the main file whose sizes are numbers follow: one that is cut keeps whether
-//! it divides and whether there is less of it than ranks, loops of the source have two turns, others are at most 8. Where that does not
-//! compile, or exchanges something else than the program as it is, larger ones are tried.
+//! Smaller: a mesh axis becomes 2, or 3 where it has an odd number of ranks (so each of its atoms); dims of the main file whose sizes are
+//! numbers follow: one that is cut keeps whether it divides and whether there is less of it than ranks, loops of the source have two turns,
+//! others are at most 8. Where that does not compile, cannot be run, or exchanges something else than the program as it is, larger
+//! ones are tried.
 
 use super::findings::{Findings, Outcome};
 use super::options::Options;
 use super::pipeline::{self, Graphs, with};
 use super::sharding::{self, Sharding};
+use super::verify::Stopped;
 use super::{check, plan, verify};
 use crate::diag::{Diagnostic, Severity};
 use crate::inspect::Comm;
@@ -64,7 +66,7 @@ pub fn verified(options: &Options, steps: u64, full: bool, world: &dyn World) ->
             g = smaller.graphs;
             smaller.report.expect("it was run")
         }
-        _ => run(&g, steps)?.map_err(|why| super::passes::internal("verify", &why))?,
+        _ => run(&g, steps)?.map_err(|e| super::passes::internal("verify", &e.why))?,
     };
     let place = report.differs.as_ref().and_then(|d| d.span).map(|s| g.findings.sources.place(s));
     let mut findings = g.findings.clone();
@@ -74,7 +76,7 @@ pub fn verified(options: &Options, steps: u64, full: bool, world: &dyn World) ->
 }
 
 /// Compares all ranks with one device; what stops the programs is no finding.
-fn run(g: &Graphs, steps: u64) -> Outcome<Result<verify::Report, String>> {
+fn run(g: &Graphs, steps: u64) -> Outcome<Result<verify::Report, Stopped>> {
     let programs = sharding::programs(g)?.expect("a plan of several ranks has programs");
     Ok(verify::compare(g, &programs, steps))
 }
@@ -98,16 +100,21 @@ fn smaller(options: &Options, g: &Graphs, steps: u64, large: Diagnostic, world: 
     let c = check::load(&options.request, world);
     let Some(s) = &g.sharding else { return Err(with(large, &g.findings.sources)) };
     let wanted = exchanged(g)?;
-    let axis = |a: &Axis| (a.name.clone(), a.atoms.iter().map(|n| (*n).min(2) as u64).product());
+    let axis = |a: &Axis| (a.name.clone(), a.atoms.iter().map(|n| few(*n) as u64).product());
     let mesh: Vec<(String, u64)> = s.mesh().axes.iter().map(axis).collect();
     let mut others: Vec<Smaller> = Vec::new();
     let mut tried: Vec<(String, String)> = Vec::new();
-    for (uncut, each) in TRIES {
+    // What dims must have for the numbers that the program computes with.
+    let mut least: Vec<(String, usize)> = Vec::new();
+    let mut tries = TRIES.iter().peekable();
+    // Each is left when the same sizes come again.
+    while let Some((uncut, each)) = tries.peek() {
         let mut smaller = Options { mesh: mesh.clone(), ..options.clone() };
         let mut sizes: Vec<String> = mesh.iter().map(|(n, size)| format!("{n} = {size}")).collect();
         for (name, size) in dims(&c.program, &c.sources) {
+            let least = least.iter().filter(|l| l.0 == name).map(|l| l.1).max().unwrap_or(0);
             if !options.request.sets.iter().any(|(n, _)| *n == name)
-                && let Some(new) = resized(g, s, &name, size, uncut, each)
+                && let Some(new) = resized(g, s, &name, size, *uncut, *each, least)
             {
                 sizes.push(format!("{name} = {new}"));
                 smaller.request.sets.push((name, new.to_string()));
@@ -115,18 +122,22 @@ fn smaller(options: &Options, g: &Graphs, steps: u64, large: Diagnostic, world: 
         }
         let sizes = sizes.join(", ");
         if tried.iter().any(|t| t.0 == sizes) {
+            tries.next();
             continue;
         }
         // Sizes that do not fit each other are no finding of the user's.
         let graphs = match pipeline::graphs(&smaller, world) {
-            Ok(graphs) if graphs.sharding.is_some() => graphs,
-            Ok(_) => continue,
+            Ok(graphs) => graphs,
             Err(f) => {
                 let first = f.sink.sorted().iter().find(|d| d.severity == Severity::Error).map(|d| d.message.clone());
                 tried.push((sizes, first.unwrap_or_default()));
                 continue;
             }
         };
+        if graphs.sharding.is_none() {
+            tried.push((sizes, "nothing is spread over ranks".into()));
+            continue;
+        }
         if let Err(d) = small_enough(&graphs, MOST_RANKS_SCALED) {
             tried.push((sizes, d.message));
             continue;
@@ -135,6 +146,7 @@ fn smaller(options: &Options, g: &Graphs, steps: u64, large: Diagnostic, world: 
         let mut found = Smaller { graphs, alike, report: None };
         if !alike {
             others.push(found);
+            tries.next();
             continue;
         }
         match run(&found.graphs, steps)? {
@@ -142,8 +154,11 @@ fn smaller(options: &Options, g: &Graphs, steps: u64, large: Diagnostic, world: 
                 found.report = Some(report);
                 return Ok(found);
             }
-            // An index that the sizes have no place for, say.
-            Err(why) => tried.push((sizes, why)),
+            Err(e) => {
+                // Once a dim: a program may miss at any size.
+                least.extend(e.needs.filter(|n| least.iter().all(|l| l.0 != n.0)));
+                tried.push((sizes, e.why));
+            }
         }
     }
     while let Some(mut found) = others.pop() {
@@ -152,7 +167,7 @@ fn smaller(options: &Options, g: &Graphs, steps: u64, large: Diagnostic, world: 
                 found.report = Some(report);
                 return Ok(found);
             }
-            Err(why) => tried.push((String::new(), why)),
+            Err(e) => tried.push((String::new(), e.why)),
         }
     }
     let mut d = large;
@@ -190,8 +205,22 @@ fn dims(program: &Program, sources: &SourceMap) -> Vec<(String, usize)> {
     all.into_iter().flatten().filter_map(|d| Some((d.name.text.clone(), number(d)?))).collect()
 }
 
-/// The smaller size of a dim; none where it stays.
-fn resized(g: &Graphs, s: &Sharding, name: &str, written: usize, uncut: usize, each: usize) -> Option<usize> {
+/// The ranks of an axis in place of so many. Of three a size may be no multiple that is one of two.
+fn few(ranks: usize) -> usize {
+    if ranks.is_multiple_of(2) { 2 } else { ranks.min(3) }
+}
+
+/// The smaller size of a dim, at least `least`; none where it stays.
+fn resized(
+    g: &Graphs,
+    s: &Sharding,
+    name: &str,
+    written: usize,
+    uncut: usize,
+    each: usize,
+    least: usize,
+) -> Option<usize> {
+    let uncut = uncut.max(least);
     let train = &g.train;
     let id = train.dims.iter().position(|d| d.name == name).map(|i| DimId(i as u32));
     let used = |d: &DimId| train.values.iter().any(|v| v.dims.contains(d));
@@ -204,7 +233,7 @@ fn resized(g: &Graphs, s: &Sharding, name: &str, written: usize, uncut: usize, e
         let of_axis = |p: &crate::elaborate::plan::Pipeline| s.plan.mesh[p.axis].size as usize;
         let ranks = s.plan.pipeline.as_ref().map_or(1, of_axis);
         let left = usize::from(!written.is_multiple_of(ranks * stages));
-        let turns = (ranks.min(2) * stages + left).max(2);
+        let turns = (few(ranks) * stages + left).max(2);
         return (written > turns).then_some(turns);
     };
     let n = train.size(d);
@@ -216,7 +245,7 @@ fn resized(g: &Graphs, s: &Sharding, name: &str, written: usize, uncut: usize, e
         all.sort_unstable();
         all.dedup();
         let old: usize = all.iter().map(|a| s.mesh().size(*a)).product();
-        let new: usize = all.iter().map(|a| s.mesh().size(*a).min(2)).product();
+        let new: usize = all.iter().map(|a| few(s.mesh().size(*a))).product();
         (old, new)
     };
     let new = if atoms.is_empty() {
@@ -225,9 +254,9 @@ fn resized(g: &Graphs, s: &Sharding, name: &str, written: usize, uncut: usize, e
         if n <= uncut {
             n
         } else if n.is_multiple_of(old) {
-            uncut.next_multiple_of(few)
+            if uncut.is_multiple_of(few) { uncut } else { uncut * few }
         } else {
-            uncut + 1
+            uncut + usize::from(uncut.is_multiple_of(few))
         }
     } else {
         let (old, few) = group(&atoms);
@@ -237,6 +266,7 @@ fn resized(g: &Graphs, s: &Sharding, name: &str, written: usize, uncut: usize, e
         // More than a rank had, at last: other dims may be fractions of this one.
         let most = if each < MORE { q } else { usize::MAX };
         let real = if q == 0 { 0 } else { each.min(most) * few };
+        let real = real.max(least.next_multiple_of(few));
         let whole = if turns > 1 { real.next_multiple_of(few * turns) } else { real };
         whole + usize::from(r > 0)
     };

@@ -10,7 +10,7 @@ use super::passes::internal;
 use super::pipeline::{self, Graphs, with};
 use super::sharding::{self, Programs};
 use crate::diag::Diagnostic;
-use crate::interp::{self, Env, Tensor};
+use crate::interp::{self, Env, InterpError, OutOfRange, Tensor};
 use crate::ir::{DimId, Graph, InputId, Output, OutputKind};
 use crate::source::{Span, World};
 use crate::types::DType;
@@ -49,6 +49,27 @@ pub const TOLERANCE: f64 = 1e-9;
 /// Arrays whose elements are all smaller count as if the largest were this: gradients that are zero but for rounding.
 const FLOOR: f64 = 1e-4;
 
+/// Why programs could not be run to be compared.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Stopped {
+    pub why: String,
+    /// A dim that is too small, and the size that it would have to have.
+    pub needs: Option<(String, usize)>,
+}
+
+impl From<InterpError> for Stopped {
+    fn from(e: InterpError) -> Stopped {
+        let why = e.to_string();
+        let needs = match e {
+            InterpError::Range(_, OutOfRange { index, dim, .. }) => {
+                usize::try_from(index).ok().map(|index| (dim, index + 1))
+            }
+            InterpError::Env(_) => None,
+        };
+        Stopped { why, needs }
+    }
+}
+
 /// Runs `steps` steps of the plan of the options in f64.
 pub fn verify(options: &Options, world: &dyn World, steps: u64) -> Outcome<Report> {
     let options = Options { precision: Some(DType::F64), ..options.clone() };
@@ -58,11 +79,11 @@ pub fn verify(options: &Options, world: &dyn World, steps: u64) -> Outcome<Repor
             Diagnostic::error("E0507", "nothing is spread over ranks").help("name a plan with a mesh: `--plan NAME`");
         return Err(with(d, &g.findings.sources));
     };
-    compare(&g, &programs, steps).map_err(|why| internal("verify", &why))
+    compare(&g, &programs, steps).map_err(|e| internal("verify", &e.why))
 }
 
 /// Compares the programs with the graphs that they were made of.
-pub fn compare(g: &Graphs, p: &Programs, steps: u64) -> Result<Report, String> {
+pub fn compare(g: &Graphs, p: &Programs, steps: u64) -> Result<Report, Stopped> {
     let ranks = p.train.graph.mesh.ranks();
     let seed = g.recipe.seed;
     let zeros =
@@ -79,9 +100,9 @@ pub fn compare(g: &Graphs, p: &Programs, steps: u64) -> Result<Report, String> {
     let mut many: Vec<Env> = (0..ranks).map(|rank| Env { rank, ..part_of(&p.train.graph, &one, rank) }).collect();
     // Initial values, each in its own way.
     let init = Env { inputs: Vec::new(), ..one.clone() };
-    let own = interp::run(&g.init, &on(&g.init, &g.train, &init)).map_err(|e| e.to_string())?;
+    let own = interp::run(&g.init, &on(&g.init, &g.train, &init))?;
     let envs: Vec<Env> = many.iter().map(|e| on(&p.init.graph, &p.train.graph, e)).collect();
-    let theirs = interp::run_ranks(&p.init.graph, &envs).map_err(|e| e.to_string())?;
+    let theirs = interp::run_ranks(&p.init.graph, &envs)?;
     settle(&g.init, &g.train, &mut one, &own);
     for (env, values) in many.iter_mut().zip(&theirs) {
         settle(&p.init.graph, &p.train.graph, env, values);
@@ -99,8 +120,8 @@ pub fn compare(g: &Graphs, p: &Programs, steps: u64) -> Result<Report, String> {
             let inputs = p.train.graph.inputs.iter().zip(&one.inputs);
             env.inputs = inputs.map(|(i, whole)| part(&p.train.graph, &i.dims, whole, rank)).collect();
         }
-        let own = interp::run(&g.train, &one).map_err(|e| e.to_string())?;
-        let theirs = interp::run_ranks(&p.train.graph, &many).map_err(|e| e.to_string())?;
+        let own = interp::run(&g.train, &one)?;
+        let theirs = interp::run_ranks(&p.train.graph, &many)?;
         let mut allowed =
             |k: usize, own: &Tensor| noise.get_or_insert_with(|| Noise::new(&start)).of(g, step + 1, k, own);
         if check(&mut report, step + 1, &p.train.graph, &g.train.outputs, &own, &theirs, &mut allowed)? {
@@ -191,8 +212,8 @@ fn check(
     outputs: &[Output],
     one: &[Tensor],
     many: &[Vec<Tensor>],
-    allowed: &mut dyn FnMut(usize, &Tensor) -> Result<f64, String>,
-) -> Result<bool, String> {
+    allowed: &mut dyn FnMut(usize, &Tensor) -> Result<f64, Stopped>,
+) -> Result<bool, Stopped> {
     for (k, (o, whole)) in outputs.iter().zip(one).enumerate() {
         let scale = whole.data.iter().filter(|x| x.is_finite()).fold(FLOOR, |m, x| m.max(x.abs()));
         let dims: &[DimId] = match graph.outputs[k].kind {
