@@ -15,10 +15,10 @@ use crate::diag::{Diagnostic, Severity};
 use crate::inspect::Comm;
 use crate::ir::{BlockId, DimId, ENTRY, Graph, Op};
 use crate::mesh::Axis;
-use crate::resolve::Program;
+use crate::resolve::{Entity, MAIN, Program};
 use crate::source::{SourceMap, World};
 use crate::stage;
-use crate::syntax::ast::{DimDef, DimValue, ItemKind};
+use crate::syntax::ast::{DimDef, DimValue};
 use crate::types::DType;
 
 /// Most ranks that are emulated, and most arithmetic of a step that is interpreted, unless it is asked for.
@@ -192,17 +192,18 @@ fn exchanged(g: &Graphs) -> Outcome<Vec<Class>> {
     Ok(out)
 }
 
-/// Dims of the main file whose sizes are written as numbers.
+/// Dims that the main file defines or imports whose sizes are written as numbers.
 fn dims(program: &Program, sources: &SourceMap) -> Vec<(String, usize)> {
-    let all = program.main_items(|i| match i {
-        ItemKind::Dims(d) => Some(d),
-        _ => None,
-    });
     let number = |d: &DimDef| match &d.value {
         DimValue::Size(e) => sources.text(e.span).trim().replace('_', "").parse::<usize>().ok(),
         DimValue::Group(_) => None,
     };
-    all.into_iter().flatten().filter_map(|d| Some((d.name.text.clone(), number(d)?))).collect()
+    let names = program.module(MAIN).names.iter();
+    let own = names.filter_map(|(name, b)| match b.entity {
+        Entity::Dim(at) => Some((name.clone(), number(program.dim(at))?)),
+        _ => None,
+    });
+    own.collect()
 }
 
 /// The ranks of an axis in place of so many. Of three a size may be no multiple that is one of two.

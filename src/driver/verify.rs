@@ -57,6 +57,12 @@ pub struct Stopped {
     pub needs: Option<(String, usize)>,
 }
 
+impl std::fmt::Display for Stopped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.why)
+    }
+}
+
 impl From<InterpError> for Stopped {
     fn from(e: InterpError) -> Stopped {
         let why = e.to_string();
