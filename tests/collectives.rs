@@ -314,3 +314,28 @@ train Net {\n    optimizer sgd(lr = 0.1)\n    steps 1\n    seed 3\n}\n";
     let most = reasons.iter().flatten().map(|r| r.bytes).fold(0.0, f64::max);
     assert!(most <= 1.5 * 8.0 * 4.0, "{most}");
 }
+
+/// A recurrence over a sequence in parts sends the state of each block, not the sequence.
+#[test]
+fn recurrences_send_states() {
+    let net = "use nn.{Linear}\nuse optim.{sgd}
+dim batch = 2, pos = 64, inner = 3, mlp = 4
+model Net(x: [batch, pos, inner], y: [batch, pos, mlp]) {
+    let value, gate = Linear[inner, mlp]
+    let carried = linear_scan[pos](sigmoid(gate(x)), value(x))
+    loss mean[batch, pos, mlp](square(carried - y))
+}
+train Net {\n    optimizer sgd(lr = 0.1)\n    steps 1\n    seed 3\n}\n";
+    let (graph, reasons) = program(net, "mesh cp = 4\nshard pos by cp");
+    let of = |kind| {
+        let found = move |o: &Op| matches!(o, Op::Collective(c) if c.kind == kind);
+        graph.ops.iter().zip(&reasons).filter(move |(o, _)| found(&o.op)).filter_map(|(_, r)| r.as_ref())
+    };
+    // Factor and state of three other blocks, forward and backward.
+    let state = 2.0 * 4.0 * 4.0;
+    let gathered: f64 = of(CollectiveKind::AllGather).map(|r| r.bytes).sum();
+    assert_eq!(gathered, 2.0 * 2.0 * 3.0 * state);
+    // The backward pass reads the gate of the next place and the state of the one before.
+    let halos: f64 = of(CollectiveKind::Permute).map(|r| r.bytes).sum();
+    assert!(halos <= 2.0 * state, "{halos}");
+}

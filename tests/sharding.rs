@@ -344,3 +344,27 @@ train Net {\n    samples batch in 4 slices\n    optimizer sgd(lr = 0.1)\n    ste
         same(net, plan);
     }
 }
+
+/// Recurrences and running sums over a sequence in parts: each rank goes on from what those before it come to.
+#[test]
+fn recurrences_over_parts_of_a_sequence() {
+    let net = "use nn.{Linear}\nuse optim.{sgd}
+dim batch = 2, pos = 10, inner = 3, mlp = 4
+model Net(x: [batch, pos, inner], y: [batch, pos, mlp]) {
+    let value, gate = Linear[inner, mlp]
+    let keep = exp(-softplus(gate(x)))
+    let carried = linear_scan[pos](keep, value(x))
+    let total = cumsum[pos](square(carried))
+    loss mean[batch, pos, mlp](square(total - y))
+}
+train Net {\n    optimizer sgd(lr = 0.01)\n    steps 2\n    seed 3\n}\n";
+    for plan in [
+        "mesh cp = 2\nshard pos by cp",
+        "mesh cp = 3\nshard pos by cp",
+        "mesh cp = 4\nshard pos by cp { order = zigzag }",
+        "mesh a = 2, b = 3\nshard pos by a, b",
+        "mesh a = 2, b = 2\nshard pos by a\nshard mlp by b",
+    ] {
+        same(net, plan);
+    }
+}

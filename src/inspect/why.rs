@@ -104,6 +104,10 @@ impl Teller<'_> {
                     "{text} has `{}` in blocks that go round its {} ranks, a hop a turn: all queries meet all keys",
                     entry.value, entry.group_size
                 ),
+                Why::Chain => format!(
+                    "{text} goes on from what the blocks before a rank's own come to: totals of `{}`",
+                    entry.value
+                ),
                 _ => format!("{text} needs `{}` as {after}; it is {before}", entry.value),
             };
             self.out.need.push(Line { text: need, place });

@@ -154,6 +154,11 @@ impl Assigner {
                 (Role::Cut(_), Some(_)) => add(share * whole / n, *v),
             }
         }
+        if let Some(l) = at.filter(|l| nest.loops[*l].along == Along::Chained) {
+            // The total of each block, from every operand.
+            let turns = nest.loops[l].extent.max(1) as f64;
+            op.args.iter().for_each(|v| add((n - 1.0) * local_bytes(s, *v, a) / turns, *v));
+        }
         if let Some(halo) = at.and_then(|l| halo_bytes(s, op, nest, l, a, roles)) {
             add(halo.0, halo.1);
         }
@@ -323,10 +328,12 @@ fn ordered(s: &State<'_>, op: &Operation, nest: &Nest, chosen: &[(Atom, Option<u
     for k in 0..nest.loops.len() {
         let full = |i: usize| {
             let Some(place) = nest.loops[k].slots[i].filter(|p| p.skip > 1) else { return true };
-            let major = |l: &Loop| l.slots[i].is_some_and(|p| p.at == place.at && p.skip < place.skip);
-            let entries = nest.loops.iter().zip(&cuts).filter(|(l, _)| major(l)).flat_map(|(_, c)| c);
-            let blocks: usize = entries.map(|e| s.mesh.size(e.atom)).product();
-            blocks == place.skip as usize
+            let mut major = nest
+                .loops
+                .iter()
+                .zip(&cuts)
+                .filter(|(l, _)| l.slots[i].is_some_and(|p| p.at == place.at && p.skip < place.skip));
+            major.all(|(l, c)| c.iter().map(|e| s.mesh.size(e.atom)).product::<usize>() == l.extent)
         };
         if !(0..slots).all(full) {
             cuts[k].clear();

@@ -123,6 +123,8 @@ pub enum Why {
     Reduction,
     /// It goes round in a ring.
     Ring,
+    /// Totals of blocks that follow each other.
+    Chain,
     /// A new parameter or state goes to its place, or an output leaves.
     Output,
 }

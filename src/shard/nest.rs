@@ -4,7 +4,7 @@
 
 use super::halo;
 use crate::ir::*;
-use crate::types::ReduceKind;
+use crate::types::{ReduceKind, ScanKind};
 
 /// What happens along a loop.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -13,6 +13,8 @@ pub enum Along {
     Parallel,
     /// Turns are independent and the result has the dim, but a turn reads, or adds to, elements around its own.
     Shifted,
+    /// Each turn goes on from the one before it; blocks of turns are joined by what each comes to.
+    Chained,
     /// The result lacks the dim: what turns give is combined.
     Contract(ReduceKind),
     /// Turns need each other: it cannot be cut.
@@ -84,7 +86,7 @@ pub fn nest(g: &Graph, op: &Operation) -> Nest {
 
 impl Maker<'_> {
     fn build(&mut self) {
-        use Along::{Contract, Parallel, Whole};
+        use Along::{Chained, Contract, Parallel, Whole};
         match &self.op.op {
             Op::Param(_)
             | Op::State(_)
@@ -140,8 +142,12 @@ impl Maker<'_> {
                 self.by_name(*to, Whole);
                 self.rest(Parallel);
             }
-            Op::Stack { dim } | Op::Scan { dim, .. } | Op::LinearScan { dim, .. } | Op::ArgSort { dim } => {
+            Op::Scan { kind: ScanKind::ArgMax, dim, .. } | Op::Stack { dim } | Op::ArgSort { dim } => {
                 self.by_name(*dim, Whole);
+                self.rest(Parallel);
+            }
+            Op::Scan { dim, .. } | Op::LinearScan { dim, .. } => {
+                self.by_name(*dim, Chained);
                 self.rest(Parallel);
             }
             Op::TopK { dim, k } => {

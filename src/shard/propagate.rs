@@ -67,7 +67,11 @@ pub fn cut_of(s: &State<'_>, op: &Operation, l: &Loop, i: usize) -> Option<Cut> 
         // Runs are of blocks of one atom.
         return Some(held.cuts[place.at].iter().take(1).filter(|e| e.order == Order::Block).copied().collect());
     }
-    let cut = &held.cuts[place.at];
+    let mut cut = &held.cuts[place.at][..];
+    if l.along == Along::Chained {
+        // Blocks that follow each other.
+        cut = &cut[..cut.iter().take_while(|e| e.order == Order::Block).count()];
+    }
     let rest = head(s.mesh, cut, extent, place.skip).map_or(&[][..], |n| &cut[n..]);
     Some(to_loop(s.mesh, rest, extent / place.skip.max(1) as usize, l.extent, place.scale))
 }

@@ -94,6 +94,13 @@ fn operation(g: &Graph, op: &Operation, parts: &[Parts]) -> Result<Vec<Parts>, S
     if is_own_extreme(g, op) {
         return Ok(vec![Parts::new()]);
     }
+    // A rank's part at the place of the rank along a new dim: there all parts are told apart.
+    let mut riding = riding;
+    if let Op::Broadcast { .. } = op.op {
+        let new = |e: &&Entry| entries_of(g, op.args[0]).all(|x| x.atom != e.atom);
+        let single: Vec<Atom> = entries_of(g, op.results[0]).filter(new).map(|e| e.atom).collect();
+        riding.retain(|p| !single.contains(&p.0));
+    }
     // The place of an extreme in a part says nothing alone: other ranks' places are put aside for the lowest to be found.
     let places = |kind: ReduceKind| matches!(kind, ReduceKind::ArgMax | ReduceKind::ArgMin);
     if riding.iter().any(|p| places(p.1)) {

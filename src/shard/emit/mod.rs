@@ -5,13 +5,14 @@
 //! later uses.
 //!
 //! Reading order: this file (operations, forms, outputs), `moves.rs` (from layout to layout), `parts.rs` (an operation on parts), `halo.rs` (windows on parts),
-//! `ring.rs` (attention whose keys go round), `arg.rs` (argmax over parts), `turns.rs` (loops at run time).
+//! `ring.rs` (attention whose keys go round), `arg.rs` (argmax over parts), `scan.rs` (running sums over parts), `turns.rs` (loops at run time).
 
 mod arg;
 mod halo;
 mod moves;
 mod parts;
 mod ring;
+mod scan;
 mod turns;
 
 use super::facts::State;

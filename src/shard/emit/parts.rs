@@ -45,6 +45,9 @@ impl Emitter<'_, '_> {
             (op.results.iter().zip(made)).map(|(r, layout)| (s.g.value(*r).dtype, self.dims(*r, layout))).collect();
         let mut args = args.to_vec();
         let dead = self.dead(op, nest, cuts);
+        if let Some(done) = self.chained((id, op), (nest, cuts), &args, &types) {
+            return done;
+        }
         match &op.op {
             Op::Window { axes, fill } => {
                 return self.window((id, op), (axes, *fill), (nest, cuts), &args, &types);
