@@ -4,25 +4,20 @@ use super::args::CheckArgs;
 use super::output::Output;
 use super::{Code, ERROR, OK};
 use crate::diag::render;
-use crate::driver::{Findings, Options, check, comm};
+use crate::driver::{Findings, Options, check};
 use crate::source::Disk;
 use crate::types::counted;
 use crate::types::grouped;
 
 pub fn run(args: &CheckArgs, out: &mut Output) -> Code {
-    let mut c = check::check(&args.source.request(), &Disk);
-    if (args.plan.is_some() || !args.mesh.is_empty()) && !c.sink.has_errors() {
-        let (plan, mesh) = (args.plan.clone(), args.mesh.clone());
-        let options = Options { request: args.source.request(), plan, mesh, ..Options::default() };
-        match comm::shown(&options, false, &Disk) {
-            Ok(shown) => {
-                let Findings { sources, sink } = shown.findings();
-                c.sink.extend(sink);
-                c.sources = sources;
-            }
-            Err(found) => (c.sources, c.sink) = (found.sources, found.sink),
+    let request = args.source.request();
+    let c = match args.plan.is_some() || !args.mesh.is_empty() {
+        true => {
+            let (plan, mesh) = (args.plan.clone(), args.mesh.clone());
+            check::check_with_plan(&Options { request, plan, mesh, ..Options::default() }, &Disk)
         }
-    }
+        false => check::check(&request, &Disk),
+    };
     let failed = c.sink.has_errors();
     if args.json {
         out.text(&render::json(&c.sink, &c.sources));

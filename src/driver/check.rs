@@ -1,6 +1,8 @@
 //! The front end as a whole: reads, resolves and walks a program in each of its modes.
 
-use super::{sample, size};
+use super::options::Options;
+use super::pipeline::STACK;
+use super::{comm, sample, size};
 use crate::check::style;
 use crate::diag::{Diagnostic, Sink};
 use crate::elaborate::{Elab, Mode, Settings, plan};
@@ -10,7 +12,9 @@ use crate::source::{Memory, SourceMap, Span, World};
 use crate::stream;
 use crate::syntax::ast::{ItemKind, Sample, Train};
 use crate::types::DType;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::thread::Builder as Threads;
 
 /// What to compile.
 #[derive(Clone, Debug, Default)]
@@ -68,6 +72,33 @@ pub fn not_streamable(p: stream::Problem, feed: Span) -> Diagnostic {
 /// Reads a program and judges all its models and items.
 pub fn check(request: &Request, world: &dyn World) -> Checked {
     judge(request, world, true)
+}
+
+/// The same, and what is found when the program of a rank is made under the options' plan. The two read the program each for
+/// itself, on two threads; what is wrong without a plan comes first, and alone.
+pub fn check_with_plan(options: &Options, world: &dyn World) -> Checked {
+    let (mut c, found) = std::thread::scope(|scope| {
+        let check = || check(&options.request, world);
+        let beside = Threads::new().name("check".into()).stack_size(STACK).spawn_scoped(scope, check);
+        let found = comm::found(options, world);
+        let c = match beside {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            // Where the system gives no thread.
+            Err(_) => check(),
+        };
+        (c, found)
+    });
+    if c.sink.has_errors() {
+        return c;
+    }
+    match found {
+        Ok(found) => {
+            c.sink.extend(found.sink);
+            c.sources = found.sources;
+        }
+        Err(found) => (c.sources, c.sink) = (found.sources, found.sink),
+    }
+    c
 }
 
 /// The same but for plans and weights items, which a run may not use, and which may not fit sizes that are set for it alone.

@@ -37,6 +37,19 @@ pub fn shown(options: &Options, eval: bool, world: &dyn World) -> Outcome<Shown>
     Ok(Shown { comm, graphs, sharded })
 }
 
+/// What is found when the training step's program of a rank is made under the options' plan.
+pub fn found(options: &Options, world: &dyn World) -> Outcome<Findings> {
+    let options = plan::spread(options, world)?;
+    let graphs = pipeline::graphs(&options, world)?;
+    let warnings = match &graphs.sharding {
+        Some(_) => sharding::train(&graphs)?.warnings,
+        None => Vec::new(),
+    };
+    let mut out = graphs.findings;
+    warnings.into_iter().for_each(|d| out.sink.push(d));
+    Ok(out)
+}
+
 impl Shown {
     /// The collective of a number, explained.
     pub fn why(&self, id: usize) -> Result<String, Diagnostic> {

@@ -69,7 +69,7 @@ pub fn checked_graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
 }
 
 /// Of the thread that checks: as much as the first thread of a process has at most, in builds that need most.
-const STACK: usize = 64 << 20;
+pub const STACK: usize = 64 << 20;
 
 /// Everything up to graphs.
 pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {

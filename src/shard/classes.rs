@@ -60,7 +60,7 @@ impl<K: std::hash::Hash + Eq> Numbers<K> {
 /// A call of a definition at a place of a scope.
 type Call<'g> = (Option<ScopeId>, &'g str, &'g str, Option<Span>);
 /// What an operation does at a place of a scope.
-type Doing = (ScopeId, Phase, Option<Span>, BlockId, Vec<u8>);
+type Doing = (ScopeId, Phase, Option<Span>, BlockId, u32);
 
 /// By scope: its class and its turns, outermost first.
 fn scopes(g: &Graph) -> Vec<(u32, Vec<u32>)> {
@@ -82,6 +82,7 @@ fn scopes(g: &Graph) -> Vec<(u32, Vec<u32>)> {
 impl Classes {
     pub fn new(g: &Graph) -> Classes {
         let scopes = scopes(g);
+        let mut kinds = Numbers::new();
         let mut ops = Numbers::new();
         let mut values = Numbers::new();
         let mut seen: HashMap<Doing, u32> = HashMap::new();
@@ -102,8 +103,8 @@ impl Classes {
             }
             for id in &g.block(block).ops {
                 let op = g.op(*id);
-                let what = kind(g, op);
-                let n = seen.entry((op.scope, op.phase, op.span, block, what.clone())).or_insert(0);
+                let what = kinds.of(kind(g, op));
+                let n = seen.entry((op.scope, op.phase, op.span, block, what)).or_insert(0);
                 let ordinal = *n;
                 *n += 1;
                 let class = ops.of((scopes[op.scope.index()].0, op.phase, op.span, block, what, ordinal));

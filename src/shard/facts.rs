@@ -316,6 +316,8 @@ pub struct State<'a> {
     pub classes: Classes,
     /// By class of values.
     pub held: Vec<Held>,
+    /// Of a phase, by operation and level of propagation: how many entries cut its operands and results when it last was looked at.
+    pub swept: (Phase, Vec<[u32; 4]>),
     /// By operation that speaks for its class; others have none.
     pub nests: Vec<Option<Nest>>,
     /// By class of operations: the cut of each loop.
@@ -383,6 +385,7 @@ impl<'a> State<'a> {
             ring: &rules.ring,
             classes,
             held,
+            swept: (Phase::Update, Vec::new()),
             nests,
             loops,
             partial,

@@ -55,22 +55,22 @@ fn moved(g: &Graph, op: OpId) -> usize {
 /// By operation: whether others compute between the beginning of an exchange and the wait for it.
 pub fn overlapped(g: &Graph) -> Vec<bool> {
     let mut out = vec![false; g.ops.len()];
+    let mut place = vec![0; g.ops.len()];
+    let mut ends = vec![usize::MAX; g.ops.len()];
     for (b, block) in g.blocks.iter().enumerate() {
         let here = BlockId(b as u32);
-        let mut place: HashMap<OpId, usize> = HashMap::new();
         // How many operations that take time stand before each.
         let mut before = vec![0u32];
         for (i, id) in block.ops.iter().enumerate() {
-            place.insert(*id, i);
+            place[id.index()] = i;
             before.push(before[i] + u32::from(takes_time(g, *id)));
         }
-        let mut ends: HashMap<OpId, usize> = HashMap::new();
         let mut of_bucket: HashMap<u32, usize> = HashMap::new();
         for (i, id) in block.ops.iter().enumerate() {
             for a in &g.op(*id).args {
                 let Def::Op(made, _) = g.value(*a).def else { continue };
                 let Some(c) = exchange(g, made).filter(|_| g.op(made).block == here) else { continue };
-                ends.entry(made).or_insert(i);
+                ends[made.index()] = ends[made.index()].min(i);
                 if c.bucket > 0 {
                     of_bucket.entry(c.bucket).or_insert(i);
                 }
@@ -78,9 +78,9 @@ pub fn overlapped(g: &Graph) -> Vec<bool> {
         }
         for id in &block.ops {
             let Some(c) = exchange(g, *id) else { continue };
-            let own = ends.get(id).copied().unwrap_or(block.ops.len());
+            let own = ends[id.index()].min(block.ops.len());
             let end = of_bucket.get(&c.bucket).copied().unwrap_or(own).min(own);
-            out[id.index()] = before[end] > before[place[id] + 1];
+            out[id.index()] = before[end] > before[place[id.index()] + 1];
         }
     }
     out
@@ -109,7 +109,7 @@ fn ahead(g: &mut Graph, block: BlockId) {
         run.push(starts.len());
     }
     let mut to: Vec<(usize, usize)> = (0..ops.len()).map(|i| (i, i)).collect();
-    let mut place: HashMap<OpId, usize> = HashMap::new();
+    let mut place = vec![usize::MAX; g.ops.len()];
     for (i, id) in ops.iter().enumerate() {
         let gathers = exchange(g, *id).is_some_and(|c| c.kind == CollectiveKind::AllGather);
         if gathers && g.op(*id).phase != Phase::Update && run[i] >= 2 {
@@ -118,14 +118,14 @@ fn ahead(g: &mut Graph, block: BlockId) {
             let mut chain = vec![*id];
             while let Some(op) = g.def_op(g.op(chain[chain.len() - 1]).args[0]) {
                 let Def::Op(made, _) = g.value(op.results[0]).def else { break };
-                if !place.contains_key(&made) {
+                if place[made.index()] == usize::MAX {
                     break;
                 }
                 match op.op {
                     Op::Param(_) => {
                         chain.push(made);
                         for moved in &chain {
-                            let at = &mut to[place.get(moved).copied().unwrap_or(i)];
+                            let at = &mut to[place[moved.index()].min(i)];
                             at.0 = at.0.min(first);
                         }
                         break;
@@ -135,7 +135,7 @@ fn ahead(g: &mut Graph, block: BlockId) {
                 }
             }
         }
-        place.insert(*id, i);
+        place[id.index()] = i;
     }
     // Those that move stand before what was there, in their own order.
     let key = |(at, own): (usize, usize)| (at, at == own, own);
@@ -172,7 +172,7 @@ struct Order<'g> {
     g: &'g Graph,
     ops: Vec<OpId>,
     /// By operation, as all below: where it stood.
-    place: HashMap<OpId, usize>,
+    place: Vec<usize>,
     users: Vec<Vec<usize>>,
     /// Operations whose results it lacks yet.
     lacks: Vec<usize>,
@@ -195,18 +195,20 @@ impl<'g> Order<'g> {
     fn new(g: &'g Graph, block: BlockId, buckets: u32) -> Order<'g> {
         let ops = g.block(block).ops.clone();
         let n = ops.len();
-        let place: HashMap<OpId, usize> = ops.iter().enumerate().map(|(i, id)| (*id, i)).collect();
+        let mut place = vec![usize::MAX; g.ops.len()];
+        ops.iter().enumerate().for_each(|(i, id)| place[id.index()] = i);
         let mut users: Vec<Vec<usize>> = vec![Vec::new(); n];
         let mut lacks = vec![0; n];
         for (i, id) in ops.iter().enumerate() {
             let mut seen: Vec<usize> = Vec::new();
             for a in &g.op(*id).args {
                 if let Def::Op(made, _) = g.value(*a).def
-                    && let Some(k) = place.get(&made)
-                    && !seen.contains(k)
+                    && let k = place[made.index()]
+                    && k != usize::MAX
+                    && !seen.contains(&k)
                 {
-                    seen.push(*k);
-                    users[*k].push(i);
+                    seen.push(k);
+                    users[k].push(i);
                 }
             }
             lacks[i] = seen.len();
@@ -319,7 +321,7 @@ impl<'g> Order<'g> {
 
     fn end(&mut self, batch: Batch) {
         for id in batch.ops {
-            self.there(self.place[&id]);
+            self.there(self.place[id.index()]);
         }
     }
 

@@ -15,6 +15,9 @@ use crate::mesh::{Atom, Cut, Entry, Order};
 /// Spreads layouts among values of a phase (`Backward`: and of updates).
 pub fn propagate(s: &mut State<'_>, phase: Phase) {
     let speakers: Vec<OpId> = s.classes.speakers.clone();
+    if s.swept.0 != phase {
+        s.swept = (phase, vec![[u32::MAX; 4]; s.g.ops.len()]);
+    }
     let mut level = 0;
     while level < 4 {
         let mut any = false;
@@ -47,11 +50,21 @@ fn sweep(s: &mut State<'_>, id: OpId, level: u32, phase: Phase) -> bool {
     if let Op::Loop { body, carries, .. } = op.op {
         return level == 0 && through_loop(s, id, op, body, carries as usize, phase);
     }
+    let tie = s.nests[id.index()].as_ref().map(|n| n.tie);
+    let here = matches!((tie, level), (Some(Tie::Same), 0) | (Some(Tie::Moved), 1) | (Some(Tie::Nest), 2 | 3));
+    // Cuts only grow: as many entries as last time are the same ones, which led to nothing more.
+    let entries = |v: &ValueId| s.held(*v).cuts.iter().map(Vec::len).sum::<usize>() as u32;
+    if !here {
+        return false;
+    }
+    let now: u32 = op.args.iter().chain(&op.results).map(entries).sum();
+    if std::mem::replace(&mut s.swept.1[id.index()][level as usize], now) == now {
+        return false;
+    }
     let Some(nest) = s.nests[id.index()].take() else { return false };
-    let changed = match (nest.tie, level) {
-        (Tie::Same, 0) | (Tie::Moved, 1) | (Tie::Nest, 2) => between(s, id, op, &nest, phase),
-        (Tie::Nest, 3) => among_operands(s, id, op, &nest, phase),
-        _ => false,
+    let changed = match level {
+        3 => among_operands(s, id, op, &nest, phase),
+        _ => between(s, id, op, &nest, phase),
     };
     s.nests[id.index()] = Some(nest);
     changed
