@@ -368,3 +368,14 @@ train Net {\n    optimizer sgd(lr = 0.01)\n    steps 2\n    seed 3\n}\n";
         same(net, plan);
     }
 }
+
+/// A bias that is stored in parts of parts is added to a sum in parts.
+#[test]
+fn parts_of_parts_are_summands() {
+    for plan in [
+        "mesh a = 3, b = 2\nshard heads by b, a\nzero 3 by b, a",
+        "mesh a = 2, b = 2\nshard heads, mlp by b\nzero 3 by a, b",
+    ] {
+        golden("moe", "tiny", &[plan]);
+    }
+}

@@ -8,7 +8,7 @@
 //! contracted one, order of declaration. An open result takes the form in which it is made.
 
 use super::explain::{Choice, Priced};
-use super::facts::{Origin, State};
+use super::facts::{Origin, State, is_edge};
 use super::nest::{Along, Loop, Nest, slot_value};
 use super::propagate::{accept, cut_of, in_slot, propagate};
 use crate::ir::*;
@@ -61,6 +61,17 @@ impl Assigner {
         atoms.sort_unstable();
         atoms.dedup();
         let mut chosen: Vec<(Atom, Option<usize>)> = Vec::new();
+        if is_edge(op) && s.held(op.results[0]).fixed.contains(&true) {
+            // It moves a value to the layout that it says, all axes at once.
+            for a in atoms {
+                let role = role(s, op, nest, nest.operands, a);
+                let taken = if let Role::Cut(l) = role { Some(l).filter(|l| *l != usize::MAX) } else { None };
+                let class = s.classes.of_op[id.index()];
+                s.choices.insert((class, a), Choice { operation: id, atom: a, taken, priced: Vec::new() });
+                chosen.push((a, taken));
+            }
+            return ordered(s, op, nest, &chosen);
+        }
         let mut grown = false;
         for a in atoms {
             let roles: Vec<Role> = (0..slots).map(|i| role(s, op, nest, i, a)).collect();

@@ -142,8 +142,9 @@ fn operation(g: &Graph, op: &Operation, parts: &[Parts]) -> Result<Vec<Parts>, S
         let atoms: BTreeSet<Atom> = entries.iter().map(|e| e.atom).collect();
         for (k, parts) in made.iter_mut().enumerate() {
             if let (Along::Contract(kind), None) = (l.along, l.slots[nest.operands + k]) {
-                // What goes round meets all ranks.
-                let round = |a: &&Atom| entries_of(g, op.results[k]).any(|e| e.atom == **a && is_ring(e));
+                // What goes round meets all ranks; what is read by its place in a larger block stays in parts of that.
+                let within = matches!(op.op, Op::Gather { .. });
+                let round = |a: &&Atom| entries_of(g, op.results[k]).any(|e| e.atom == **a && (within || is_ring(e)));
                 parts.extend(atoms.iter().filter(|a| !round(a)).map(|a| (*a, place.unwrap_or(kind))));
             }
         }

@@ -390,6 +390,7 @@ fn i1_cuts_that_move() {
     let source = descent("i = 16, j = 16, k = 16", "d: [i, j, k]", body);
     let s = spread(&source, "mesh x = 4, y = 2", F64, &[("d", ramp(4096))]);
     assert_eq!(sent(&s, "all_gather"), Vec::<String>::new(), "{:?}", s.exchanged());
+    assert_eq!(sent(&s, "all_to_all").len(), 1, "{:?}", s.exchanged());
     s.as_alone(1e-12);
 }
 

@@ -115,6 +115,7 @@ impl Emitter<'_, '_> {
         for (a, b) in from.iter().zip(&to).filter(|(a, b)| a != b) {
             // Read by index: what another rank has is what changes nothing.
             let index = self.local.index(&mut self.b, *b);
+            let index = self.local.masked(&mut self.b, index, &[*b], -1.0);
             let index = self.local.inwards(&mut self.b, index, *a, true);
             let zero = self.b.scalar(0.0, DType::I32);
             let mine = self.b.map(MapOp::Ge, &[index, zero]);

@@ -128,7 +128,8 @@ impl Emitter<'_, '_> {
             .insert(OpId(self.b.graph.ops.len() as u32), Reason { operation: id, why: Why::Chain, value: v, bytes });
         let atoms = of.entries.iter().map(|e| e.atom).collect();
         let dims_changed = vec![(of.own, of.all)];
-        let c = Collective { kind: CollectiveKind::AllGather, atoms, reduce: None, dims: dims_changed, hops: 0, bucket: 0 };
+        let c =
+            Collective { kind: CollectiveKind::AllGather, atoms, reduce: None, dims: dims_changed, hops: 0, bucket: 0 };
         self.b.emit(Op::Collective(c), &[one], &[(dtype, dims)])[0]
     }
 }
