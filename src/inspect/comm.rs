@@ -301,8 +301,16 @@ fn reduced(story: &Story, v: ValueId, atoms: &[Atom]) -> String {
 
 /// The word of an operation of the whole program; of one that only says where a layout begins to hold, what it is.
 pub fn word(story: &Story, op: OpId) -> String {
-    match &story.graph.op(op).op {
-        Op::Reshape { groups } if groups.is_empty() => "layout".to_string(),
+    let g = &story.graph;
+    let here = g.op(op);
+    match &here.op {
+        Op::Reshape { groups } if groups.is_empty() => match g.scopes.get(here.scope.index()) {
+            // Rules of a scope hold for what enters it.
+            Some(s) if g.def_op(here.args[0]).is_some_and(|d| d.scope != here.scope) && !s.definition.is_empty() => {
+                format!("entry into {}", s.definition)
+            }
+            _ => "layout".to_string(),
+        },
         op => print::op_name(&story.graph, op),
     }
 }
