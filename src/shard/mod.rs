@@ -8,8 +8,9 @@
 //! partial reaches only operations that are linear in it, or a collective that reduces it; groups of collectives are atoms of the mesh.
 //!
 //! Reading order: `nest.rs` (what an operation is to sharding), `classes.rs` (what repeats), `facts.rs` (what rules say of
-//! values), `propagate.rs` (what follows), `assign.rs` (which loops of an operation are cut), `reduce.rs` (where partial
-//! values are reduced), `emit/` (the graph of a rank), `overlap.rs` (what runs while ranks exchange), `explain.rs` (what was decided, to be told). The rules are written down in `docs/layouts.md`.
+//! values), `propagate.rs` (what follows), `assign.rs` (which loops of an operation are cut), `halo.rs` and `ring.rs` (windows and
+//! attention over parts), `reduce.rs` (where partial values are reduced), `emit/` (the graph of a rank), `overlap.rs` (what runs while ranks
+//! exchange), `explain.rs` (what was decided, to be told). The rules are written down in `docs/layouts.md`.
 
 mod assign;
 mod classes;
