@@ -9,6 +9,7 @@
 
 use super::explain::{Choice, Priced};
 use super::facts::{Origin, State, is_edge};
+use super::halo::{self, Reach};
 use super::nest::{Along, Loop, Nest, slot_value};
 use super::propagate::{accept, cut_of, in_slot, propagate};
 use crate::ir::*;
@@ -108,8 +109,7 @@ impl Assigner {
         let mut candidates: Vec<Option<usize>> = Vec::new();
         for (k, l) in nest.loops.iter().enumerate() {
             let here = roles.contains(&Role::Cut(k));
-            let full = l.along == Along::Shifted && chosen.iter().any(|c| c.1 == Some(k));
-            if l.along != Along::Whole && here && !full {
+            if l.along != Along::Whole && here && !full(nest, k, chosen) {
                 candidates.push(Some(k));
             }
         }
@@ -236,8 +236,12 @@ fn agreed(s: &State<'_>, op: &Operation, nest: &Nest, a: Atom, chosen: &[(Atom, 
         |k: usize| alone(&nest.loops[k]) && nest.loops.iter().enumerate().any(|(j, other)| j != k && claimed(other));
     let mut best: Option<(usize, usize)> = None;
     for (k, l) in nest.loops.iter().enumerate() {
-        let full = l.along == Along::Shifted && chosen.iter().any(|c| c.1 == Some(k));
-        if with_operand(l) && all(l) && !full && !outvoted(k) && best.is_none_or(|(_, b)| largest(l) > b) {
+        if with_operand(l)
+            && all(l)
+            && !full(nest, k, chosen)
+            && !outvoted(k)
+            && best.is_none_or(|(_, b)| largest(l) > b)
+        {
             best = Some((k, largest(l)));
         }
     }
@@ -254,23 +258,22 @@ fn agreed(s: &State<'_>, op: &Operation, nest: &Nest, a: Atom, chosen: &[(Atom, 
 
 /// What a window, or what it adds to, has with other ranks, and of which value; none where all of it is there.
 fn halo_bytes(s: &State<'_>, op: &Operation, nest: &Nest, l: usize, a: Atom, roles: &[Role]) -> Option<(f64, ValueId)> {
-    let (axes, x, y) = match &op.op {
-        Op::Window { axes, .. } if roles[0] != Role::Free => (axes, 0, nest.operands),
-        Op::Fold { axes } => (axes, 1, 0),
-        _ => return None,
-    };
     let l = &nest.loops[l];
-    let (v, places) = (slot_value(op, x), slot_value(op, y));
-    if l.along != Along::Shifted {
+    let reach = Reach::of(s.g, op, l)?;
+    if reach.input == 0 && roles[0] == Role::Free {
         return None;
     }
-    let (d, to) = (s.g.value(v).dims[l.slots[x]?.at], s.g.value(places).dims[l.slots[y]?.at]);
-    let axis = axes.iter().find(|axis| axis.input == d)?;
-    let term = axis.terms.iter().position(|t| t.0 == to)?;
-    let extent = s.g.size(d);
-    let runs = super::halo::runs(s.g, s.mesh, axis, term, &Entry::new(a));
-    let foreign = super::halo::foreign(s.mesh, extent, &vec![Entry::new(a)], runs);
+    let v = slot_value(op, reach.input);
+    let extent = s.g.size(reach.axis.input);
+    let own = Entry::new(a);
+    let runs = halo::runs(s.g, s.mesh, reach.axis, reach.term, &own);
+    let foreign = halo::foreign(s.mesh, extent, &vec![own], runs);
     Some((foreign * local_bytes(s, v, a) / extent.max(1) as f64, v))
+}
+
+/// Whether windows along a loop are cut by another atom already: their runs are of blocks of one.
+fn full(nest: &Nest, k: usize, chosen: &[(Atom, Option<usize>)]) -> bool {
+    nest.loops[k].along == Along::Shifted && chosen.iter().any(|c| c.1 == Some(k))
 }
 
 /// Bytes of a rank's part of a value, but for what one atom cuts.

@@ -3,7 +3,8 @@
 //! A window reads x at `offset + coefficient * place + other terms`. The ranks that make a block of places each read a run of x, of one
 //! length, that starts a fixed step further on each. Runs overlap, or reach into the blocks of neighbours, as far as it takes.
 
-use crate::ir::{Graph, WindowAxis};
+use super::nest::{Along, Loop, slot_value};
+use crate::ir::{Graph, Op, Operation, WindowAxis};
 use crate::mesh::{Cut, Entry, Mesh, Order, cut};
 
 /// The term by whose dim an axis may be cut: the longest one of those that go along the input.
@@ -16,6 +17,32 @@ pub fn along(g: &Graph, axis: &WindowAxis) -> Option<usize> {
     }
     let able = (0..axis.terms.len()).filter(|t| axis.terms[*t].1 > 0 && fits(run(&axis.terms[*t])));
     able.max_by_key(|t| (g.extent(axis.terms[*t].0), std::cmp::Reverse(*t)))
+}
+
+/// What a loop of a window or its adjoint goes along.
+pub struct Reach<'a> {
+    pub axis: &'a WindowAxis,
+    /// Which of the axes it is, and which of its terms.
+    pub number: usize,
+    pub term: usize,
+    /// The slot of x.
+    pub input: usize,
+}
+
+impl<'a> Reach<'a> {
+    /// None of loops that are not shifted.
+    pub fn of(g: &Graph, op: &'a Operation, l: &Loop) -> Option<Reach<'a>> {
+        let (axes, input, places) = match &op.op {
+            Op::Window { axes, .. } => (axes, 0, op.args.len()),
+            Op::Fold { axes } => (axes, 1, 0),
+            _ => return None,
+        };
+        let dim = |slot: usize| Some(g.value(slot_value(op, slot)).dims[l.slots[slot]?.at]);
+        let (x, y) = (dim(input)?, dim(places)?);
+        let number = axes.iter().position(|a| l.along == Along::Shifted && a.input == x)?;
+        let term = axes[number].terms.iter().position(|t| t.0 == y)?;
+        Some(Reach { axis: &axes[number], number, term, input })
+    }
 }
 
 /// The first element that the terms but one lead to, counted from where that one leads, and the number of elements from the first to the last.

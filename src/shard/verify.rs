@@ -2,8 +2,8 @@
 //!
 //! Worked out anew from the program alone, so that a mistake of the passes before does not hide itself.
 
-use super::halo;
-use super::nest::{Along, Loop, nest, slot_value};
+use super::halo::{self, Reach};
+use super::nest::{Along, Loop, nest};
 use super::reduce::{Linear, is_zero, linear};
 use crate::ir::*;
 use crate::mesh::{Atom, Entry, Order};
@@ -173,21 +173,17 @@ fn operation(g: &Graph, op: &Operation, parts: &[Parts]) -> Result<Vec<Parts>, S
 /// Where places are in parts the other side is in the runs that they reach, or in blocks that hold these; what is added to runs is
 /// in parts.
 fn shifted(g: &Graph, op: &Operation, l: &Loop, made: &mut Parts) -> Result<(), String> {
-    let (Op::Window { axes, .. } | Op::Fold { axes }) = &op.op else { return Err("it has no windows".into()) };
-    let window = matches!(op.op, Op::Window { .. });
-    let (x, y) = if window { (0, op.args.len()) } else { (1, 0) };
-    let dim = |slot: usize| l.slots[slot].map(|p| g.value(slot_value(op, slot)).dims[p.at]);
-    let entries = |slot: usize| dim(slot).and_then(|d| g.dim(d).cut.as_ref()).map_or(&[][..], |c| &c.entries);
-    match (entries(x), entries(y)) {
+    let reach = Reach::of(g, op, l).ok_or("it has no windows there")?;
+    let entries = |d: DimId| g.dim(d).cut.as_ref().map_or(&[][..], |c| &c.entries);
+    match (entries(reach.axis.input), entries(reach.axis.terms[reach.term].0)) {
         ([], []) => Ok(()),
         ([a], [b]) if a.atom == b.atom && matches!(a.order, Order::Halo { .. }) => {
-            made.extend((!window).then_some((a.atom, ReduceKind::Sum)));
+            made.extend(matches!(op.op, Op::Fold { .. }).then_some((a.atom, ReduceKind::Sum)));
             Ok(())
         }
         ([a], [b]) if a == b => {
-            let axis = axes.iter().find(|axis| Some(axis.input) == dim(x));
-            let reach = axis.and_then(|axis| Some(halo::runs(g, &g.mesh, axis, halo::along(g, axis)?, b)));
-            match reach.is_some_and(|r| halo::local(&g.mesh, dim(x).map_or(0, |d| g.extent(d)), a, r)) {
+            let runs = halo::runs(g, &g.mesh, reach.axis, reach.term, b);
+            match halo::local(&g.mesh, g.extent(reach.axis.input), a, runs) {
                 true => Ok(()),
                 false => Err("windows reach beyond the block that they are given".into()),
             }

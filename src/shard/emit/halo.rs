@@ -1,7 +1,7 @@
 //! Windows on parts: a rank gets the run of elements that its places read, and gives back what it adds to elements of others.
 
-use super::super::halo;
-use super::super::nest::{Along, Nest, slot_value};
+use super::super::halo::{self, Reach};
+use super::super::nest::{Along, Nest};
 use super::super::{Reason, Why};
 use super::Emitter;
 use crate::ir::*;
@@ -37,23 +37,17 @@ impl Emitter<'_, '_> {
         want
     }
 
-    fn shifts(&mut self, op: &Operation, axes: &[WindowAxis], nest: &Nest, cuts: &[Cut], input: usize) -> Vec<Shift> {
+    fn shifts(&mut self, op: &Operation, nest: &Nest, cuts: &[Cut]) -> Vec<Shift> {
         let g = self.s.g;
-        let last = nest.operands;
-        let places = if input == 0 { last } else { 0 };
         let mut out = Vec::new();
         for (l, cut) in nest.loops.iter().zip(cuts) {
-            let (Along::Shifted, [entry]) = (l.along, &cut[..]) else { continue };
-            let (Some(x), Some(y)) = (l.slots[input], l.slots[places]) else { continue };
-            let dim = |slot: usize, at: usize| g.value(slot_value(op, slot)).dims[at];
-            let (x_dim, y_dim) = (dim(input, x.at), dim(places, y.at));
-            let axis = axes.iter().position(|a| a.input == x_dim).expect("a loop of an axis");
-            let term = axes[axis].terms.iter().position(|t| t.0 == y_dim).expect("a loop of a term");
-            let run = halo::runs(g, self.s.mesh, &axes[axis], term, entry);
-            let local = halo::local(self.s.mesh, g.size(x_dim), entry, run);
-            let run = self.local.dim(&mut self.b, x_dim, &vec![if local { *entry } else { run }]);
-            let places = self.local.dim(&mut self.b, y_dim, cut);
-            out.push(Shift { axis, term, run, local, places, at: x.at });
+            let (Some(r), [entry]) = (Reach::of(g, op, l), &cut[..]) else { continue };
+            let at = l.slots[r.input].expect("x has the axis").at;
+            let run = halo::runs(g, self.s.mesh, r.axis, r.term, entry);
+            let local = halo::local(self.s.mesh, g.size(r.axis.input), entry, run);
+            let run = self.local.dim(&mut self.b, r.axis.input, &vec![if local { *entry } else { run }]);
+            let places = self.local.dim(&mut self.b, r.axis.terms[r.term].0, cut);
+            out.push(Shift { axis: r.number, term: r.term, run, local, places, at });
         }
         out
     }
@@ -80,7 +74,7 @@ impl Emitter<'_, '_> {
         args: &[ValueId],
         types: &[(DType, Vec<DimId>)],
     ) -> Vec<ValueId> {
-        let shifts = self.shifts(op, axes, nest, cuts, 0);
+        let shifts = self.shifts(op, nest, cuts);
         let mut args = args.to_vec();
         for s in &shifts {
             let have = self.b.dims(args[0])[s.at];
@@ -103,7 +97,7 @@ impl Emitter<'_, '_> {
         args: &[ValueId],
         types: &[(DType, Vec<DimId>)],
     ) -> Vec<ValueId> {
-        let shifts = self.shifts(op, axes, nest, cuts, 1);
+        let shifts = self.shifts(op, nest, cuts);
         let (dtype, wanted) = types[0].clone();
         let mut dims = wanted.clone();
         let mut x = args[0];

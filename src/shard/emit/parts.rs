@@ -54,12 +54,10 @@ impl Emitter<'_, '_> {
             }
             Op::Fold { axes } => return self.fold((id, op), axes, (nest, cuts), &args, &types),
             Op::Iota(_) => return vec![self.local.index(&mut self.b, types[0].1[0])],
-            Op::Reduce { kind, .. } => {
+            Op::Reduce { kind, dims } => {
                 let neutral = kind.neutral(self.b.dtype(args[0]));
                 args[0] = self.local.masked(&mut self.b, args[0], &dead, neutral);
-                if let (ReduceKind::ArgMax | ReduceKind::ArgMin, Op::Reduce { dims, .. }, false) =
-                    (kind, &op.op, dead.is_empty())
-                {
+                if matches!(kind, ReduceKind::ArgMax | ReduceKind::ArgMin) && !dead.is_empty() {
                     let local: Vec<DimId> = dims.iter().map(|d| self.dim_in(&layouts, &operands, *d)).collect();
                     return vec![self.arg_extreme((id, op), *kind, &local, args[0], &made[0])];
                 }

@@ -170,40 +170,47 @@ impl Emitter<'_, '_> {
         self.b.emit(Op::Collective(c), &[x], &[(dtype, dims)])[0]
     }
 
-    fn turns(&mut self, r: &Ring<'_>) -> DimId {
+    /// The turns: `join` makes the next carries of these and of what a block gives. Returns the last ones.
+    fn round(
+        &mut self,
+        r: &Ring<'_>,
+        args: &[ValueId],
+        carries: &[ValueId],
+        mut join: impl FnMut(&mut Self, &[ValueId], Vec<ValueId>) -> Vec<ValueId>,
+    ) -> Vec<ValueId> {
+        let moving: Vec<usize> = (0..args.len()).filter(|i| travels(&r.a, *i)).collect();
+        let mut initial: Vec<ValueId> = moving.iter().map(|i| args[*i]).collect();
+        initial.extend(carries);
         let name = format!("{}.turn", self.s.mesh.name(r.entry.atom).replace(':', "."));
-        self.b.add_dim(&name, r.ranks - 1, false)
+        let dim = self.b.add_dim(&name, r.ranks - 1, false);
+        let frame = self.b.begin_loop(dim, false, &initial);
+        let inner = self.b.block();
+        let mut now = args.to_vec();
+        let mut next = Vec::new();
+        for (carried, i) in frame.carries.iter().zip(&moving) {
+            now[*i] = self.hop(r, *carried, r.op.args[*i]);
+            next.push(now[*i]);
+        }
+        let from = self.source(r, frame.turn);
+        let more = self.with_block(r, Some(from), &now);
+        next.extend(join(self, &frame.carries[moving.len()..], more));
+        let (mut last, _) = self.b.end_loop(frame, &next, &[]);
+        self.local.close(inner);
+        last.split_off(moving.len())
     }
 
     fn ring_forward(&mut self, r: &Ring<'_>, args: Vec<ValueId>) -> Vec<ValueId> {
         let own = self.with_block(r, None, &args);
         let sums = self.b.dtype(own[1]);
-        let y = self.b.cast(own[0], sums);
-        let log = self.replaced(own[1], f64::INFINITY, f64::NEG_INFINITY);
-        let moving: Vec<usize> = (0..args.len()).filter(|i| travels(&r.a, *i)).collect();
-        let mut initial: Vec<ValueId> = moving.iter().map(|i| args[*i]).collect();
-        initial.extend([y, log]);
-        let place = (self.b.span, self.b.scope, self.b.phase);
-        let dim = self.turns(r);
-        let frame = self.b.begin_loop(dim, false, &initial);
-        (self.b.span, self.b.scope, self.b.phase) = place;
-        let inner = self.b.block();
-        let mut now = args.clone();
-        let mut next = Vec::new();
-        for (k, i) in moving.iter().enumerate() {
-            now[*i] = self.hop(r, frame.carries[k], r.op.args[*i]);
-            next.push(now[*i]);
-        }
-        let from = self.source(r, frame.turn);
-        let more = self.with_block(r, Some(from), &now);
-        let (y, log) = (frame.carries[moving.len()], frame.carries[moving.len() + 1]);
-        let more = (self.b.cast(more[0], sums), self.replaced(more[1], f64::INFINITY, f64::NEG_INFINITY));
-        next.extend(self.combined((y, log), more));
-        let (last, _) = self.b.end_loop(frame, &next, &[]);
-        self.local.close(inner);
-        let (y, log) = (last[moving.len()], last[moving.len() + 1]);
-        let log = self.replaced(log, f64::NEG_INFINITY, f64::INFINITY);
-        vec![self.b.cast(y, r.types[0].0), log]
+        let joined =
+            |e: &mut Self, x: &[ValueId]| [e.b.cast(x[0], sums), e.replaced(x[1], f64::INFINITY, f64::NEG_INFINITY)];
+        let own = joined(self, &own);
+        let last = self.round(r, &args, &own, |e, carried, more| {
+            let more = joined(e, &more);
+            e.combined((carried[0], carried[1]), (more[0], more[1])).to_vec()
+        });
+        let log = self.replaced(last[1], f64::NEG_INFINITY, f64::INFINITY);
+        vec![self.b.cast(last[0], r.types[0].0), log]
     }
 
     /// x, with one number in place of another.
@@ -230,9 +237,7 @@ impl Emitter<'_, '_> {
         let divisor = self.b.select(empty, unit, total);
         let mut scaled = |y: ValueId, w: ValueId| {
             let share = self.b.map(MapOp::Div, &[w, divisor]);
-            let dims = self.b.dims(y).to_vec();
-            let types = [(self.b.dtype(y), dims)];
-            self.b.emit(Op::Map(MapOp::Mul), &[y, share], &types)[0]
+            self.b.mul(y, share)
         };
         let (a, b) = (scaled(one.0, u), scaled(other.0, v));
         let ln = self.b.map(MapOp::Log, &[divisor]);
@@ -244,34 +249,19 @@ impl Emitter<'_, '_> {
     fn ring_back(&mut self, r: &Ring<'_>, args: Vec<ValueId>) -> Vec<ValueId> {
         let own = self.with_block(r, None, &args);
         let sums = if r.types[0].0 == DType::F64 { DType::F64 } else { DType::F32 };
-        let moving: Vec<usize> = (0..args.len()).filter(|i| travels(&r.a, *i)).collect();
-        let mut initial: Vec<ValueId> = moving.iter().map(|i| args[*i]).collect();
-        initial.push(self.b.cast(own[0], sums));
+        let mut initial = vec![self.b.cast(own[0], sums)];
         for (dtype, dims) in &r.types[1..] {
             initial.push(self.b.splat_of(0.0, *dtype, dims));
         }
-        let place = (self.b.span, self.b.scope, self.b.phase);
-        let dim = self.turns(r);
-        let frame = self.b.begin_loop(dim, false, &initial);
-        (self.b.span, self.b.scope, self.b.phase) = place;
-        let inner = self.b.block();
-        let mut now = args.clone();
-        let mut next = Vec::new();
-        for (k, i) in moving.iter().enumerate() {
-            now[*i] = self.hop(r, frame.carries[k], r.op.args[*i]);
-            next.push(now[*i]);
-        }
-        let from = self.source(r, frame.turn);
-        let more = self.with_block(r, Some(from), &now);
-        let dq = self.b.cast(more[0], sums);
-        next.push(self.b.add(frame.carries[moving.len()], dq));
-        for (k, part) in more[1..].iter().enumerate() {
-            let all = self.b.add(frame.carries[moving.len() + 1 + k], *part);
-            next.push(self.hop(r, all, r.op.results[1 + k]));
-        }
-        let (last, _) = self.b.end_loop(frame, &next, &[]);
-        self.local.close(inner);
-        let last = &last[moving.len()..];
+        let last = self.round(r, &args, &initial, |e, carried, more| {
+            let dq = e.b.cast(more[0], sums);
+            let mut next = vec![e.b.add(carried[0], dq)];
+            for k in 1..3 {
+                let all = e.b.add(carried[k], more[k]);
+                next.push(e.hop(r, all, r.op.results[k]));
+            }
+            next
+        });
         let dq = self.b.cast(last[0], r.types[0].0);
         vec![dq, self.b.add(last[1], own[1]), self.b.add(last[2], own[2])]
     }

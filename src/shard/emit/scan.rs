@@ -65,10 +65,9 @@ impl Emitter<'_, '_> {
         let totals = self.gathered(id, of, v, total);
         let earlier = self.earlier(of);
         let none = self.b.scalar(neutral, self.b.dtype(x));
-        let totals = self.chosen(earlier, totals, none);
+        let totals = self.b.select(earlier, totals, none);
         let before = self.b.reduce(reduce, &[of.all], totals);
-        let (dtype, dims) = (self.b.dtype(within), self.b.dims(within).to_vec());
-        self.b.emit(Op::Map(join), &[within, before], &[(dtype, dims)])[0]
+        self.b.map(join, &[within, before])
     }
 
     fn recurrence(
@@ -90,7 +89,7 @@ impl Emitter<'_, '_> {
         let end = if of.reverse { 0 } else { self.b.size(of.part) - 1 };
         let (place, zero) = (self.b.iota(of.part), self.b.scalar(0.0, *dtype));
         let last = self.b.map_scalar(MapOp::Eq, place, end as f64);
-        let last = self.chosen(last, within, zero);
+        let last = self.b.select(last, within, zero);
         let state = self.b.reduce(ReduceKind::Sum, &[of.part], last);
         let factors = self.gathered(id, of, op.args[0], factor);
         let states = self.gathered(id, of, op.args[1], state);
@@ -98,17 +97,11 @@ impl Emitter<'_, '_> {
         let before = self.b.shift(of.all, if of.reverse { -1 } else { 1 }, 0.0, after);
         let (place, here) = (self.b.iota(of.all), self.local.first(&mut self.b, of.own));
         let here = self.b.map(MapOp::Eq, &[place, here]);
-        let before = self.chosen(here, before, zero);
+        let before = self.b.select(here, before, zero);
         let before = self.b.reduce(ReduceKind::Sum, &[of.all], before);
         let decay = self.b.scan(ScanKind::Prod, of.part, false, of.reverse, g);
         let more = self.b.mul(decay, before);
-        self.b.emit(Op::Map(MapOp::Add), &[within, more], &[(*dtype, dims.clone())])[0]
-    }
-
-    /// x where a condition holds, and something else where not; with the dims of x.
-    fn chosen(&mut self, condition: ValueId, x: ValueId, other: ValueId) -> ValueId {
-        let types = [(self.b.dtype(x), self.b.dims(x).to_vec())];
-        self.b.emit(Op::Map(MapOp::Where), &[condition, x, other], &types)[0]
+        self.b.add(within, more)
     }
 
     /// Which blocks come before this rank's.
