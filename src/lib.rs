@@ -15,6 +15,7 @@ pub mod mesh;
 pub mod program;
 pub mod resolve;
 pub mod runtime;
+pub mod schedule;
 pub mod shard;
 pub mod source;
 pub mod stage;

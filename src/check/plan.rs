@@ -4,6 +4,7 @@
 //! In: the lines of a plan. Out: plain values. Diagnostics: E0506 and its neighbours, each with the words that exist.
 
 use crate::diag::{Diagnostic, Sink, did_you_mean};
+use crate::schedule::{Schedule, WITH_ARGUMENT, WORDS};
 use crate::source::Span;
 use crate::syntax::ast::{self, Name, PlanKind, PlanOpt, PlanValue, PlanValueKind};
 use crate::types::DType;
@@ -31,75 +32,6 @@ pub enum Link {
 
 const LINKS: &[(&str, Link)] =
     &[("nvlink", Link::NvLink), ("pcie", Link::Pcie), ("infiniband", Link::InfiniBand), ("ethernet", Link::Ethernet)];
-
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Schedule {
-    GPipe,
-    OneFOneB,
-    Interleaved(u64),
-    LoopedBfs(u64),
-    ZbH1,
-    ZbH2,
-    ZbV,
-    VHalf,
-    VMin,
-    DualPipe,
-    DualPipeV,
-    Auto,
-    File(String),
-}
-
-const SCHEDULES: &[(&str, Schedule)] = &[
-    ("gpipe", Schedule::GPipe),
-    ("1f1b", Schedule::OneFOneB),
-    ("zb_h1", Schedule::ZbH1),
-    ("zb_h2", Schedule::ZbH2),
-    ("zb_v", Schedule::ZbV),
-    ("v_half", Schedule::VHalf),
-    ("v_min", Schedule::VMin),
-    ("dualpipe", Schedule::DualPipe),
-    ("dualpipe_v", Schedule::DualPipeV),
-    ("auto", Schedule::Auto),
-];
-
-/// Schedules that take an argument.
-const WITH_ARGUMENT: &[&str] = &["interleaved", "looped_bfs", "file"];
-
-impl Schedule {
-    /// How many stages a rank holds.
-    pub fn chunks(&self) -> u64 {
-        match self {
-            Schedule::Interleaved(v) | Schedule::LoopedBfs(v) => *v,
-            Schedule::ZbV | Schedule::VHalf | Schedule::VMin | Schedule::DualPipeV => 2,
-            Schedule::GPipe
-            | Schedule::OneFOneB
-            | Schedule::ZbH1
-            | Schedule::ZbH2
-            | Schedule::DualPipe
-            | Schedule::Auto
-            | Schedule::File(_) => 1,
-        }
-    }
-
-    /// Why so many microbatches cannot run on so many ranks.
-    pub fn refuses(&self, ranks: u64, microbatches: u64) -> Option<String> {
-        match self {
-            Schedule::Interleaved(_) if !microbatches.is_multiple_of(ranks) => {
-                Some(format!("`interleaved` needs a multiple of {ranks} microbatches, one round over the ranks each"))
-            }
-            Schedule::DualPipe if !ranks.is_multiple_of(2) => {
-                Some("`dualpipe` needs an even number of ranks".to_string())
-            }
-            Schedule::DualPipe if !microbatches.is_multiple_of(2) || microbatches < 2 * ranks => {
-                Some(format!("`dualpipe` needs an even number of microbatches, at least {}", 2 * ranks))
-            }
-            Schedule::DualPipeV if microbatches < 2 * ranks => {
-                Some(format!("`dualpipe_v` needs at least {} microbatches", 2 * ranks))
-            }
-            _ => None,
-        }
-    }
-}
 
 /// In which order an axis deals out the blocks of a dim.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -422,7 +354,7 @@ pub fn call_with<'p>(v: &'p PlanValue, call: &str, argument_name: &str, sink: &m
 }
 
 pub fn schedule(v: &PlanValue, sink: &mut Sink) -> Option<Schedule> {
-    let all: Vec<&str> = SCHEDULES.iter().map(|s| s.0).chain(WITH_ARGUMENT.iter().copied()).collect();
+    let all: Vec<&str> = WORDS.iter().map(|s| s.0).chain(WITH_ARGUMENT.iter().copied()).collect();
     match &v.kind {
         PlanValueKind::Call { name, args } => {
             let chunks = |sink: &mut Sink| match argument(args, "chunks") {
@@ -452,7 +384,7 @@ pub fn schedule(v: &PlanValue, sink: &mut Sink) -> Option<Schedule> {
                         None
                     }
                 },
-                other if SCHEDULES.iter().any(|s| s.0 == other) => {
+                other if WORDS.iter().any(|s| s.0 == other) => {
                     sink.push(
                         malformed(format!("schedule `{other}` has no arguments"), v.span, "an argument")
                             .help(format!("write `{other}`")),
@@ -474,7 +406,7 @@ pub fn schedule(v: &PlanValue, sink: &mut Sink) -> Option<Schedule> {
                 );
                 None
             }
-            Some(w) => match SCHEDULES.iter().find(|s| s.0 == w) {
+            Some(w) => match WORDS.iter().find(|s| s.0 == w) {
                 Some((_, s)) => Some(s.clone()),
                 None => {
                     unknown_word("schedule", &all, w, v.span, sink);
@@ -531,17 +463,5 @@ mod tests {
         let sizes = |names: &[&str]| names.iter().map(|n| (n.to_string(), 2)).collect::<Vec<_>>();
         assert!(given_twice(&sizes(&["dp", "tp"])).is_none());
         assert_eq!(given_twice(&sizes(&["dp", "tp", "dp"])).unwrap().code, "E0202");
-    }
-
-    #[test]
-    fn schedules_know_their_limits() {
-        assert_eq!(Schedule::Interleaved(2).chunks(), 2);
-        assert_eq!(Schedule::ZbV.chunks(), 2);
-        assert!(Schedule::Interleaved(2).refuses(4, 6).is_some());
-        assert!(Schedule::Interleaved(2).refuses(4, 8).is_none());
-        assert!(Schedule::DualPipe.refuses(4, 6).is_some());
-        assert!(Schedule::DualPipe.refuses(4, 8).is_none());
-        assert!(Schedule::DualPipe.refuses(3, 8).is_some());
-        assert!(Schedule::OneFOneB.refuses(4, 1).is_none());
     }
 }

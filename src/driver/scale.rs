@@ -230,7 +230,7 @@ fn resized(
     let Some(d) = id.filter(|d| divided || used(d)) else {
         let written = id.map_or(written, |d| train.size(d));
         // A loop of the source; of stages, a turn for each of them.
-        let stages = s.plan.pipeline.as_ref().map_or(1, |p| p.schedule.chunks() as usize);
+        let stages = s.plan.pipeline.as_ref().map_or(1, |p| p.schedule.chunks().unwrap_or(1) as usize);
         let of_axis = |p: &crate::elaborate::plan::Pipeline| s.plan.mesh[p.axis].size as usize;
         let ranks = s.plan.pipeline.as_ref().map_or(1, of_axis);
         let left = usize::from(!written.is_multiple_of(ranks * stages));

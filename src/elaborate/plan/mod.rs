@@ -15,10 +15,11 @@ mod statements;
 mod tests;
 
 use super::{Elab, Mode, Settings};
-use crate::check::plan::{Gather, MeshAxis, Order, Regather, Schedule};
+use crate::check::plan::{Gather, MeshAxis, Order, Regather};
 use crate::diag::{Diagnostic, Sink, did_you_mean};
 use crate::ir::{DimId, ParamId, ScopeId, StateId, ValueId};
 use crate::resolve::Program;
+use crate::schedule::Schedule;
 use crate::source::Span;
 use crate::syntax::ast::{self, ItemKind};
 use crate::types::DType;

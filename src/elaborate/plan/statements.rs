@@ -1,11 +1,12 @@
 //! The lines of a plan, each resolved on its own; then what they must satisfy together.
 
 use super::{Offload, Pipeline, PlanScope, Recompute, ResolvedPlan, Rule, RuleKind, Zero};
-use crate::check::plan::{self as form, Order, Schedule, malformed};
+use crate::check::plan::{self as form, Order, malformed};
 use crate::diag::{Diagnostic, Sink, did_you_mean};
 use crate::elaborate::Elab;
 use crate::ir::DimId;
 use crate::resolve::{Entity, MAIN};
+use crate::schedule::{Fault, Problem, Schedule};
 use crate::source::Span;
 use crate::syntax::ast::{
     self, Group, ItemKind, LayoutEntry, Name, PlanKind, PlanOpt, PlanValue, PlanValueKind, Scope,
@@ -285,19 +286,20 @@ impl<'a> Elab<'a> {
         }
         let ranks = out.mesh[axis_number].size;
         let turns: u64 = ids.iter().map(|d| self.b.graph.size(*d) as u64).sum();
-        let count = ranks * schedule.chunks();
-        self.stages_add_up(turns, count, stages.as_ref(), axis, span);
+        // How many stages a file's table has is seen when it is read; `auto` takes what there is.
+        let count = schedule.chunks().map(|c| ranks.saturating_mul(c));
+        if let Some(count) = count {
+            self.stages_add_up(turns, count, stages.as_ref(), axis, span);
+        }
         if let Some(m) = microbatches {
             out.microbatches = m;
         }
         let m = microbatches.unwrap_or(out.microbatches);
-        if let Some(why) = schedule.refuses(ranks, m) {
+        if let Some(Problem { fault: Fault::Impossible { why, cure }, .. }) =
+            schedule.refuses(ranks as usize, m as usize)
+        {
             let at = opts.iter().find(|o| o.name.text == "schedule").map_or(span, |o| o.value.span);
-            self.error(
-                Diagnostic::error("E0603", why)
-                    .at(at, format!("{ranks} ranks, {m} microbatches"))
-                    .help("choose another schedule or number of microbatches"),
-            );
+            self.error(Diagnostic::error("E0603", why).at(at, format!("{ranks} ranks, {m} microbatches")).help(cure));
         }
         out.pipeline = Some(Pipeline {
             dims: ids,

@@ -1,10 +1,11 @@
 //! Plans resolved: what they mean, and the errors of each statement.
 
 use super::{Offload, Recompute, ResolvedPlan, RuleKind};
-use crate::check::plan::{Gather, Order, Regather, Schedule};
+use crate::check::plan::{Gather, Order, Regather};
 use crate::diag::{Diagnostic, Severity};
 use crate::driver::check::{Request, check, load};
 use crate::elaborate::{Elab, Mode};
+use crate::schedule::Schedule;
 use crate::source::{Disk, Memory};
 use crate::syntax::ast::ItemKind;
 use crate::types::DType;
@@ -184,11 +185,7 @@ fn errors_have_codes_and_places() {
             "E0602",
             "pipeline depth by pp { microbatches = 2 }",
         ),
-        (
-            "mesh pp = 2\npipeline depth by pp { schedule = interleaved(2), microbatches = 3 }",
-            "E0603",
-            "interleaved(2)",
-        ),
+        ("mesh pp = 3\npipeline depth by pp { schedule = dualpipe, microbatches = 3 }", "E0603", "dualpipe"),
         ("mesh pp = 2\npipeline depth by pp { microbatches = 5 }", "E0304", "5"),
         ("mesh pp = 2\npipeline depth by pp { microbatches = 2 }\nmicrobatches 2", "E0506", "2"),
         ("mesh pp = 2\npipeline depth by pp { microbatches = 2 }\nshard seq by pp", "E0508", "shard seq by pp"),
