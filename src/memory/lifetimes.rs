@@ -74,6 +74,10 @@ impl Walk {
             for (b, access) in touched {
                 self.touch(b, access, number, routine);
             }
+            if let Action::Collective(c) = &step.action {
+                // Whoever moves the elements may do so as soon as all have begun.
+                self.touch(c.to, Access::Write, number, routine);
+            }
             if let Action::Loop(l) = &step.action {
                 let at = self.loops.len();
                 self.loops.push(Range { life: Lifetime { first: number, last: number }, turn: l.turn });

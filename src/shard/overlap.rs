@@ -1,7 +1,7 @@
 //! What is computed while ranks exchange: the order of the operations of a rank's program.
 //!
 //! An exchange begins where its operation stands and is waited for at its first use. So gradients that only updates use are reduced
-//! while the backward pass goes on: the updates stand behind it, by one *batch* of reductions. A batch is full when it has an eighth of
+//! while the backward pass goes on: the updates stand behind it, by one *batch* of reductions. A batch is full when it has a quarter of
 //! all, or some MiB, so that no more than two of them (or as many single arrays) are kept longer than without that. The reductions of a batch
 //! that go along the same atoms are one bucket, which is waited for at once. What is gathered of a parameter begins one layer ahead.
 //!
@@ -13,9 +13,9 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
 /// Bytes from which on a batch is full: this part of all that a block reduces so, between these two.
-const PART: usize = 8;
+const PART: usize = 4;
 const LEAST: usize = 64 << 10;
-const MOST: usize = 8 << 20;
+const MOST: usize = 24 << 20;
 
 /// Puts the operations of all blocks into an order in which exchanges may be under way while others run.
 pub fn overlap(g: &mut Graph) {

@@ -114,12 +114,12 @@ fn gathers_are_repeated_once_for_the_backward_pass_and_change_nothing() {
 /// Parameters that are used in another type are gathered in it, and not kept either.
 #[test]
 fn gathered_parameters_are_not_kept_in_bf16() {
-    let source = plans::gpt("batch = 4, seq = 8, vocab = 64, embed = 64, heads = 4, depth = 6", "adamw(lr = 1e-3)");
+    let source = plans::gpt("batch = 4, seq = 8, vocab = 64, embed = 64, heads = 4, depth = 12", "adamw(lr = 1e-3)");
     let plan = |more: &str| format!("precision bf16\nmesh dp = 2\nshard batch by dp\nzero 3 by dp {more}");
     let [again, kept] =
         ["", "{ regather = never }"].map(|more| bytes(&of(&source, &plan(more)), "gathered_parameters"));
-    // Of six blocks, some of one and what waits as parts, beside all of them.
-    assert!(2 * again < kept + kept / 4, "{again} {kept}");
+    // The parts, in the other type, wait for the backward pass; of whole blocks there are at most one that is used and one that arrives.
+    assert!(5 * again < 4 * kept, "{again} {kept}");
 }
 
 /// Uneven parts included.

@@ -25,8 +25,13 @@ fn program(train: &Graph, init: &Graph) -> Arc<Program> {
 
 /// Ranks with their initial values.
 fn started(program: Arc<Program>) -> Ranks {
+    joined(program, None)
+}
+
+/// The same; `behind`: by threads beside them.
+fn joined(program: Arc<Program>, behind: Option<bool>) -> Ranks {
     let exec = ExecOptions { threads: 2, ..ExecOptions::default() };
-    let mut ranks = Ranks::new(program, RankOptions { exec, ..RankOptions::default() }).expect("ranks");
+    let mut ranks = Ranks::new(program, RankOptions { exec, behind, ..RankOptions::default() }).expect("ranks");
     let seed = RunArgs { seed: 5, ..RunArgs::default() };
     ranks.run(1, seed).unwrap_or_else(|e| panic!("{e}"));
     ranks
@@ -120,6 +125,24 @@ fn a_gpt_on_many_ranks_trains_as_on_one() {
 fn a_gpt_in_f32_on_many_ranks_trains_as_on_one() {
     for plan in [PLANS[1], PLANS[4], PLANS[6], PLANS[8]] {
         compare(&gpt(), plan, DType::F32, 33, 2e-4);
+    }
+}
+
+#[test]
+fn threads_beside_the_ranks_exchange_the_same_bits() {
+    for plan in [PLANS[0], PLANS[4], PLANS[6], PLANS[9]] {
+        let (world, options) = plans::planned(&gpt(), plan);
+        let options = Options { precision: Some(DType::F32), ..options };
+        let p = plans::sound(plan, sharding::programs(&plans::graphs(&(world, options), plan))).expect("ranks");
+        let program = program(&p.train.graph, &p.init.graph);
+        let mut both = [false, true].map(|behind| joined(program.clone(), Some(behind)));
+        for step in 0..4 {
+            for ranks in &mut both {
+                feed(ranks, step, 33);
+                ranks.run(0, RunArgs { seed: 5, step, position: 0 }).unwrap_or_else(|e| panic!("{plan}: {e}"));
+            }
+            assert!(arrays(&both[0]) == arrays(&both[1]), "step {step}: {plan}");
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::bell::{Bell, Patience, Waited, lock};
 use super::plan::Exchange;
-use super::{CommError, Communicator, Posted, transfer};
+use super::{CommError, Communicator, Deal, Deals, Posted, transfer};
 use crate::mesh::{Atom, Mesh};
 use crate::runtime::device::pool::Pool;
 use crate::runtime::device::share::Shared;
@@ -38,13 +38,12 @@ struct Group {
 }
 
 /// What a rank shows to the others; cache lines of its own.
-#[derive(Default)]
 #[repr(align(128))]
 struct Desk {
     /// By number of an exchange.
     posts: Vec<Post>,
-    /// How often it has posted or come to a meeting, of all groups.
-    steps: AtomicU64,
+    /// By group: how often it has come to a meeting.
+    came: Vec<AtomicU64>,
 }
 
 /// Where a rank's arrays are.
@@ -52,6 +51,8 @@ struct Desk {
 struct Post {
     from: AtomicPtr<u8>,
     to: AtomicPtr<u8>,
+    /// How often it has posted them.
+    times: AtomicU64,
 }
 
 impl Hub {
@@ -73,8 +74,11 @@ impl Hub {
             of
         };
         let sets = sets.iter().map(set).collect();
-        let posts = || (0..exchanges).map(|_| Post::default()).collect();
-        let desks = (0..mesh.ranks()).map(|_| Desk { posts: posts(), ..Desk::default() }).collect();
+        let desk = || Desk {
+            posts: (0..exchanges).map(|_| Post::default()).collect(),
+            came: groups.iter().map(|_| AtomicU64::new(0)).collect(),
+        };
+        let desks = (0..mesh.ranks()).map(|_| desk()).collect();
         Hub { sets, groups, desks, failed: AtomicBool::new(false), failure: Mutex::new(None), patience }
     }
 
@@ -85,7 +89,8 @@ impl Hub {
             group.posted.iter().for_each(|p| p.store(0, Ordering::SeqCst));
         }
         for desk in &self.desks {
-            desk.steps.store(0, Ordering::SeqCst);
+            let counts = desk.posts.iter().map(|p| &p.times).chain(&desk.came);
+            counts.for_each(|n| n.store(0, Ordering::SeqCst));
         }
         *lock(&self.failure) = None;
         self.failed.store(false, Ordering::SeqCst);
@@ -98,6 +103,10 @@ impl Hub {
         self.groups.iter().for_each(|g| g.arrived.ring());
     }
 
+    pub fn patience(&self) -> Patience {
+        self.patience
+    }
+
     fn failure(&self) -> CommError {
         match &*lock(&self.failure) {
             Some((rank, why)) => CommError::Failed { rank: *rank, why: why.clone() },
@@ -106,23 +115,47 @@ impl Hub {
     }
 }
 
-/// A rank's end.
-pub struct Local {
+/// How a rank says where its arrays are.
+pub struct Poster {
     hub: Arc<Hub>,
     rank: usize,
-    /// For each group of the hub how often the rank has come to a meeting of it in this run.
-    came: Vec<u64>,
-    /// By number of an exchange: how often it has posted it, and which of its steps the last time was.
-    posted: Vec<(u64, u64)>,
+}
+
+impl Poster {
+    pub fn new(hub: Arc<Hub>, rank: usize) -> Poster {
+        Poster { hub, rank }
+    }
+
+    pub fn post(&self, e: &Exchange, number: usize, from: *const u8, to: *mut u8) {
+        let post = &self.hub.desks[self.rank].posts[number];
+        post.from.store(from.cast_mut(), Ordering::Relaxed);
+        post.to.store(to, Ordering::Relaxed);
+        let times = post.times.fetch_add(1, Ordering::SeqCst) + 1;
+        let g = &self.hub.groups[self.hub.sets[e.set][self.rank]];
+        if g.posted[number].fetch_add(1, Ordering::SeqCst) + 1 == times * g.ranks.len() as u64 {
+            g.arrived.ring();
+        }
+    }
+}
+
+/// Moves what a rank has to move.
+pub struct Mover {
+    hub: Arc<Hub>,
+    rank: usize,
+    /// By number of an exchange: how often it has been moved in this run.
+    moved: Vec<u64>,
     /// Room for small results, while others still read their parts.
     staging: Vec<u64>,
 }
 
-impl Local {
-    pub fn new(hub: Arc<Hub>, rank: usize) -> Local {
-        let came = vec![0; hub.groups.len()];
-        let posted = vec![(0, 0); hub.desks[rank].posts.len()];
-        Local { hub, rank, came, posted, staging: vec![0; STAGING / 8] }
+impl Mover {
+    pub fn new(hub: Arc<Hub>, rank: usize) -> Mover {
+        let moved = vec![0; hub.desks[rank].posts.len()];
+        Mover { hub, rank, moved, staging: vec![0; STAGING / 8] }
+    }
+
+    pub fn begin(&mut self) {
+        self.moved.fill(0);
     }
 
     fn array(&self, number: usize, rank: usize) -> *const u8 {
@@ -134,44 +167,37 @@ impl Local {
     }
 
     /// Waits until the whole group has come as often as this rank.
-    fn meet(&mut self, group: usize) -> Result<(), CommError> {
+    fn meet(&self, group: usize) -> Result<(), CommError> {
         let g = &self.hub.groups[group];
-        let step = self.hub.step(self.rank);
-        self.came[group] += 1;
-        let goal = self.came[group] * g.ranks.len() as u64;
+        let times = self.hub.desks[self.rank].came[group].fetch_add(1, Ordering::SeqCst) + 1;
+        let goal = times * g.ranks.len() as u64;
         if g.arrived.add() == goal {
             g.arrived.ring();
             return Ok(());
         }
-        self.hub.waited(g.arrived.wait(goal, self.hub.patience, &self.hub.failed), g, step)
+        let how = g.arrived.wait(goal, self.hub.patience, &self.hub.failed);
+        self.hub.waited(how, g, |desk| desk.came[group].load(Ordering::SeqCst) < times)
     }
 
-    /// Waits until the whole group has posted an exchange as often as this rank.
-    fn gather(&self, group: usize, number: usize) -> Result<(), CommError> {
+    /// Waits until the whole group has posted an exchange as often as this rank has to move it.
+    fn gather(&mut self, group: usize, number: usize) -> Result<(), CommError> {
+        self.moved[number] += 1;
+        let times = self.moved[number];
         let g = &self.hub.groups[group];
-        let (times, step) = self.posted[number];
         let goal = times * g.ranks.len() as u64;
         let ready = || g.posted[number].load(Ordering::SeqCst) >= goal;
-        self.hub.waited(g.arrived.wait_for(ready, self.hub.patience, &self.hub.failed), g, step)
+        let how = g.arrived.wait_for(ready, self.hub.patience, &self.hub.failed);
+        self.hub.waited(how, g, |desk| desk.posts[number].times.load(Ordering::SeqCst) < times)
     }
 }
 
 impl Hub {
-    /// A rank goes a step further.
-    fn step(&self, rank: usize) -> u64 {
-        let own = &self.desks[rank].steps;
-        let step = own.load(Ordering::Relaxed) + 1;
-        own.store(step, Ordering::SeqCst);
-        step
-    }
-
-    fn waited(&self, how: Waited, g: &Group, step: u64) -> Result<(), CommError> {
+    fn waited(&self, how: Waited, g: &Group, late: impl Fn(&Desk) -> bool) -> Result<(), CommError> {
         match how {
             Waited::Ready => Ok(()),
             Waited::Stopped => Err(self.failure()),
             Waited::Late => {
-                let late = |r: &usize| self.desks[*r].steps.load(Ordering::SeqCst) < step;
-                let ranks = g.ranks.iter().copied().filter(late).collect();
+                let ranks = g.ranks.iter().copied().filter(|r| late(&self.desks[*r])).collect();
                 Err(CommError::Missing { ranks, seconds: self.patience.limit.as_secs() })
             }
         }
@@ -197,26 +223,12 @@ impl Staged {
     }
 }
 
-impl Communicator for Local {
-    fn begin(&mut self) {
-        self.came.fill(0);
-        self.posted.fill((0, 0));
-    }
-
-    fn post(&mut self, e: &Exchange, number: usize, from: *const u8, to: *mut u8) {
-        let post = &self.hub.desks[self.rank].posts[number];
-        post.from.store(from.cast_mut(), Ordering::Relaxed);
-        post.to.store(to, Ordering::Relaxed);
-        let (times, step) = &mut self.posted[number];
-        *times += 1;
-        *step = self.hub.step(self.rank);
-        let g = &self.hub.groups[self.hub.sets[e.set][self.rank]];
-        if g.posted[number].fetch_add(1, Ordering::SeqCst) + 1 == *times * g.ranks.len() as u64 {
-            g.arrived.ring();
-        }
-    }
-
-    unsafe fn finish(&mut self, exchanges: &[Exchange], all: &[Posted], pool: &Pool) -> Result<(), CommError> {
+impl Mover {
+    /// Moves what is to be moved in exchanges that were posted, all of the same set of groups; waits for the others.
+    ///
+    /// # Safety
+    /// As for [`Communicator::finish`].
+    pub unsafe fn finish(&mut self, exchanges: &[Exchange], all: &[Posted], pool: &Pool) -> Result<(), CommError> {
         let Some(first) = all.first().map(|p| &exchanges[p.exchange]) else { return Ok(()) };
         if all.iter().any(|p| exchanges[p.exchange].set != first.set) {
             return Err(CommError::Broken("exchanges of several groups at once".into()));
@@ -284,4 +296,36 @@ impl Communicator for Local {
         // Nobody goes on to overwrite what another one still reads.
         if read { self.meet(group) } else { Ok(()) }
     }
+}
+
+/// A rank's end, where its own threads move the elements when it waits for them.
+pub struct Local {
+    deals: Arc<Deals>,
+    poster: Poster,
+    mover: Mover,
+}
+
+impl Local {
+    pub fn new(hub: Arc<Hub>, rank: usize, deals: Arc<Deals>) -> Local {
+        Local { deals, poster: Poster::new(hub.clone(), rank), mover: Mover::new(hub, rank) }
+    }
+}
+
+impl Communicator for Local {
+    fn begin(&mut self) {
+        self.mover.begin();
+    }
+
+    fn post(&mut self, p: Posted, from: *const u8, to: *mut u8) {
+        self.poster.post(&self.deals.exchanges[p.exchange], p.number, from, to);
+    }
+
+    unsafe fn posted(&mut self, _: Deal) {}
+
+    unsafe fn finish(&mut self, deal: Deal, pool: &Pool) -> Result<(), CommError> {
+        // SAFETY: as the caller has seen to.
+        unsafe { self.mover.finish(&self.deals.exchanges, self.deals.of(deal), pool) }
+    }
+
+    fn end(&mut self) {}
 }

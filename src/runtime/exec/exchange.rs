@@ -4,8 +4,9 @@ use super::{Executor, place, placed};
 use crate::mesh::Atom;
 use crate::program::{Action, Begun, Collective, Program, Routine, SourceId, Step};
 use crate::runtime::RuntimeError;
-use crate::runtime::comm::{CommError, Communicator, Exchange, Posted};
+use crate::runtime::comm::{Behind, CommError, Communicator, Deal, Deals, Exchange, Hub, Local, Posted};
 use indexmap::{IndexMap, IndexSet};
+use std::sync::Arc;
 
 /// The code of an error that another rank's has led to.
 pub(super) const FOLLOWS: &str = "E0814";
@@ -14,37 +15,52 @@ pub struct Links {
     pub rank: usize,
     /// Along the mesh's atoms.
     pub coordinates: Vec<usize>,
-    exchanges: Vec<Exchange>,
-    /// By routine, and by number of a collective: which exchange it is.
-    numbers: Vec<Vec<u32>>,
-    /// What is waited for.
-    waits: Vec<Posted>,
+    /// By routine, and by number of a collective.
+    places: Vec<Vec<Place>>,
     comm: Box<dyn Communicator>,
 }
 
+/// Where a collective is among the exchanges of the rank.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    exchange: usize,
+    /// That waits for it.
+    wait: usize,
+    /// Whether that wait has it last.
+    last: bool,
+}
+
+/// How the ranks are joined.
+#[derive(Clone)]
+pub struct Joined {
+    pub hub: Arc<Hub>,
+    /// Whether cores are spare for a thread that moves elements beside each rank.
+    pub behind: bool,
+}
+
 impl Links {
-    pub fn new(program: &Program, rank: usize, comm: Box<dyn Communicator>) -> Result<Links, RuntimeError> {
+    pub fn new(program: &Program, rank: usize, joined: Joined) -> Result<Links, RuntimeError> {
         let mesh = &program.mesh;
         let sets = sets(program);
-        let (mut exchanges, mut known) = (Vec::new(), IndexMap::new());
-        let mut numbers = Vec::with_capacity(program.routines.len());
+        let (mut deals, mut known) = (Deals::default(), IndexMap::new());
+        let mut places = Vec::with_capacity(program.routines.len());
         for routine in &program.routines {
-            let mut of_steps = Vec::new();
+            let mut of_steps: Vec<Place> = Vec::new();
             let mut wrong = None;
             each_step(&routine.steps, &mut |step| {
                 let Action::Collective(c) = &step.action else { return };
                 debug_assert_eq!(c.number as usize, of_steps.len(), "collectives are numbered in order");
                 // Layers that exchange alike share what is found out.
                 let key = (c.reduce.clone(), c.atoms.clone(), c.dims.clone(), c.dtype, c.hops);
-                let number = *known.entry(key).or_insert_with(|| {
+                let exchange = *known.entry(key).or_insert_with(|| {
                     let set = sets.get_index_of(&c.atoms).unwrap_or_default();
                     match Exchange::new(mesh, c, set, rank) {
-                        Ok(e) => exchanges.push(e),
+                        Ok(e) => deals.exchanges.push(e),
                         Err(why) => wrong = wrong.take().or(Some((step.source, c.kind.name(), why))),
                     }
-                    exchanges.len().saturating_sub(1) as u32
+                    deals.exchanges.len().saturating_sub(1)
                 });
-                of_steps.push(number);
+                of_steps.push(Place { exchange, ..Place::default() });
             });
             if let Some((source, kind, why)) = wrong {
                 return Err(placed(
@@ -53,16 +69,43 @@ impl Links {
                     RuntimeError::internal(format!("`{kind}` of `{}`: {why}", routine.name)),
                 ));
             }
-            numbers.push(of_steps);
+            deals.waits.push(waits(routine, &mut of_steps));
+            places.push(of_steps);
         }
         let coordinates = mesh.atoms().map(|a| mesh.coordinate(rank, a)).collect();
-        let most = numbers.iter().map(Vec::len).max().unwrap_or(0);
-        Ok(Links { rank, coordinates, exchanges, numbers, waits: Vec::with_capacity(most), comm })
+        let deals = Arc::new(deals);
+        let Joined { hub, behind } = joined;
+        let beside = behind.then(|| Behind::new(hub.clone(), rank, deals.clone())).flatten();
+        let comm: Box<dyn Communicator> = match beside {
+            Some(behind) => Box::new(behind),
+            None => Box::new(Local::new(hub, rank, deals)),
+        };
+        Ok(Links { rank, coordinates, places, comm })
     }
 
     pub fn begin(&mut self) {
         self.comm.begin();
     }
+
+    /// Nothing is moved any more.
+    pub fn end(&mut self) {
+        self.comm.end();
+    }
+}
+
+/// What the waits of a routine wait for, and by which wait each collective is ended.
+fn waits(routine: &Routine, places: &mut [Place]) -> Vec<Vec<Posted>> {
+    let mut all = Vec::new();
+    each_step(&routine.steps, &mut |step| {
+        let Action::Wait(begun) = &step.action else { return };
+        for (n, b) in begun.iter().enumerate() {
+            let place = &mut places[b.number as usize];
+            (place.wait, place.last) = (all.len(), n + 1 == begun.len());
+        }
+        let posted = |b: &Begun| Posted { exchange: places[b.number as usize].exchange, number: b.number as usize };
+        all.push(begun.iter().map(posted).collect());
+    });
+    all
 }
 
 /// Collectives of the routine that has most.
@@ -105,25 +148,33 @@ impl Executor {
         terms.iter().fold(0, |sum, (a, times)| sum.wrapping_add(at(a).wrapping_mul(*times)))
     }
 
+    /// After a run, whatever became of it: nothing is moved any more.
+    pub(super) fn settle(&mut self) {
+        self.links.end();
+    }
+
     /// Begins an exchange.
     pub(super) fn post(&mut self, routine: usize, c: &Collective) {
         let [from, to] = [c.from, c.to].map(|b| self.memory.locate(&self.spots[routine], b));
-        let Links { exchanges, numbers, comm, .. } = &mut self.links;
+        let Links { places, comm, .. } = &mut self.links;
         let number = c.number as usize;
-        comm.post(&exchanges[numbers[routine][number] as usize], number, from, to);
+        let Place { exchange, wait, last } = places[routine][number];
+        comm.post(Posted { exchange, number }, from, to);
+        if last {
+            // SAFETY: buffers are whole arrays of the collectives' shapes and apart, and nobody touches them before the wait:
+            // invariants of a program. A run that ends before waits until nothing is moved.
+            unsafe { comm.posted(Deal { routine, wait }) };
+        }
     }
 
     /// Ends exchanges that were begun.
     pub(super) fn finish(&mut self, routine: usize, all: &[Begun], step: &Step) -> Result<(), RuntimeError> {
-        let Links { exchanges, numbers, waits, comm, .. } = &mut self.links;
-        waits.clear();
-        waits.extend(all.iter().map(|b| {
-            let number = b.number as usize;
-            Posted { exchange: numbers[routine][number] as usize, number }
-        }));
-        // SAFETY: buffers are whole arrays of the collectives' shapes and apart: invariants of a program.
-        let done = unsafe { comm.finish(exchanges, waits, &self.pool) };
-        done.map_err(|why| self.not_exchanged(why, all.first().map_or("", |b| b.kind.name()), step.source))
+        let Some(first) = all.first() else { return Ok(()) };
+        let Links { places, comm, .. } = &mut self.links;
+        let wait = places[routine][first.number as usize].wait;
+        // SAFETY: as where they were posted.
+        let done = unsafe { comm.finish(Deal { routine, wait }, &self.pool) };
+        done.map_err(|why| self.not_exchanged(why, first.kind.name(), step.source))
     }
 
     fn not_exchanged(&self, why: CommError, what: &str, source: SourceId) -> RuntimeError {

@@ -30,7 +30,7 @@ use crate::runtime::device::code::Code;
 use crate::runtime::device::pool::{Pool, default_threads};
 use crate::runtime::device::product::{Extent, Product, SCRATCH, Unit};
 use crate::runtime::device::{attention, cpu, helpers, library};
-use exchange::Links;
+use exchange::{Joined, Links};
 use memory::{Memory, Spot};
 use std::sync::Arc;
 use std::time::Instant;
@@ -97,7 +97,7 @@ impl Executor {
         }
         let hub = Arc::new(ranks::hub(&program, comm::Patience::default()));
         let code = Executor::load(&program)?;
-        Executor::of_rank(program, options, code, (hub, 0))
+        Executor::of_rank(program, options, code, (Joined { hub, behind: false }, 0))
     }
 
     /// The machine code, which all ranks share.
@@ -115,11 +115,11 @@ impl Executor {
         program: Arc<Program>,
         options: ExecOptions,
         code: Arc<Code>,
-        (hub, rank): (Arc<comm::Hub>, usize),
+        (joined, rank): (Joined, usize),
     ) -> Result<Executor, RuntimeError> {
         let threads = if options.threads == 0 { default_threads() } else { options.threads };
         let pool = Pool::new(threads);
-        let links = Links::new(&program, rank, Box::new(comm::Local::new(hub, rank)))?;
+        let links = Links::new(&program, rank, joined)?;
         let memory = Memory::new(&program, &links.coordinates)?;
         let spots = program.routines.iter().map(|r| memory.spots(r)).collect();
         let need = Need::of(&program, pool.threads());

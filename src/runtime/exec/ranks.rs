@@ -4,7 +4,7 @@
 //! error is that of the lowest rank that failed by itself. A rank that never comes back is given up after a time, with
 //! its memory and all that it may still read.
 
-use super::exchange::{FOLLOWS, most, rank_name, sets};
+use super::exchange::{FOLLOWS, Joined, most, rank_name, sets};
 use super::{ExecOptions, Executor, RunArgs};
 use crate::program::Program;
 use crate::runtime::RuntimeError;
@@ -25,11 +25,13 @@ pub struct RankOptions {
     pub exec: ExecOptions,
     /// How long ranks wait for one another before they give up.
     pub limit: Duration,
+    /// Whether a thread beside each rank moves what it exchanges; None: where there are cores for it.
+    pub behind: Option<bool>,
 }
 
 impl Default for RankOptions {
     fn default() -> RankOptions {
-        RankOptions { exec: ExecOptions::default(), limit: Patience::default().limit }
+        RankOptions { exec: ExecOptions::default(), limit: Patience::default().limit, behind: None }
     }
 }
 
@@ -72,13 +74,17 @@ impl Ranks {
         let wanted = if options.exec.threads == 0 { default_threads() } else { options.exec.threads };
         let each = ExecOptions { threads: (wanted / ranks).max(1), ..options.exec };
         // Who spins keeps a core from the rank that it waits for, where there are fewer cores than threads.
-        let crowded = ranks * each.threads > default_threads();
+        let cores = default_threads();
+        let spare = ranks > 1 && ranks * (each.threads + 1) <= cores;
+        let behind = options.behind.unwrap_or(spare);
+        let crowded = ranks * (each.threads + usize::from(behind)) > cores;
         let usual = Patience { limit: options.limit, ..Patience::default() };
         let patience = if crowded { Patience { spins: 50, yielding: Duration::ZERO, ..usual } } else { usual };
         let hub = Arc::new(hub(&program, patience));
         let code = Executor::load(&program)?;
+        let joined = Joined { hub: hub.clone(), behind };
         let seat = |rank| {
-            let exec = Mutex::new(Executor::of_rank(program.clone(), each, code.clone(), (hub.clone(), rank))?);
+            let exec = Mutex::new(Executor::of_rank(program.clone(), each, code.clone(), (joined.clone(), rank))?);
             Ok(Arc::new(Seat { exec, result: Mutex::new(None) }))
         };
         let seats: Vec<Arc<Seat>> = (0..ranks).map(seat).collect::<Result<_, RuntimeError>>()?;
@@ -198,6 +204,7 @@ impl Shared {
         if let Err(e) = &result {
             self.hub.fail(rank, &e.message);
         }
+        lock(&seat.exec).settle();
         *lock(&seat.result) = Some(result);
     }
 }

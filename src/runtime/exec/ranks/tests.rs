@@ -84,8 +84,12 @@ fn reduced_twice() -> Vec<Action> {
 }
 
 fn ranks(program: Arc<Program>, limit: Duration) -> Ranks {
-    let options = RankOptions { exec: ExecOptions { threads: 1, ..ExecOptions::default() }, limit };
-    Ranks::new(program, options).unwrap()
+    joined(program, limit, false)
+}
+
+fn joined(program: Arc<Program>, limit: Duration, behind: bool) -> Ranks {
+    let exec = ExecOptions { threads: 1, ..ExecOptions::default() };
+    Ranks::new(program, RankOptions { exec, limit, behind: Some(behind) }).unwrap()
 }
 
 const LONG: Duration = Duration::from_secs(600);
@@ -93,9 +97,8 @@ const LONG: Duration = Duration::from_secs(600);
 #[test]
 fn a_rank_that_panics_wakes_all_others() {
     let start = Instant::now();
-    let steps = reduced_twice();
-    let mut all = ranks(program(4, steps), LONG);
-    for _ in 0..20 {
+    for round in 0..40 {
+        let mut all = joined(program(4, reduced_twice()), LONG, round % 2 == 1);
         let e = all.run(0, RunArgs::default()).unwrap_err();
         assert_eq!(e.code, "E0901");
         assert!(e.message.contains("a rank panicked: slice 32..+16 is outside"), "{e}");
@@ -110,19 +113,26 @@ fn a_rank_that_panics_wakes_all_others() {
 
 #[test]
 fn ranks_run_again_after_a_failure() {
-    let mut all = ranks(program(3, reduced_twice()), LONG);
-    assert!(all.run(0, RunArgs::default()).is_err());
-    // Without the rank that panics, by the same threads.
-    let mut good = ranks(program(2, reduced_twice()), LONG);
-    for _ in 0..100 {
-        good.run(0, RunArgs::default()).unwrap();
+    for behind in [false, true] {
+        let mut all = joined(program(3, reduced_twice()), LONG, behind);
+        assert!(all.run(0, RunArgs::default()).is_err());
+        // Without the rank that panics, by the same threads.
+        let mut good = joined(program(2, reduced_twice()), LONG, behind);
+        for _ in 0..100 {
+            good.run(0, RunArgs::default()).unwrap();
+        }
+        assert!(all.run(0, RunArgs::default()).is_err());
     }
-    assert!(all.run(0, RunArgs::default()).is_err());
 }
 
 #[test]
 fn a_rank_that_is_late_is_named() {
-    let mut all = ranks(program(3, all_reduce(0, 0, 1).to_vec()), Duration::from_millis(60));
+    late(false);
+    late(true);
+}
+
+fn late(behind: bool) {
+    let mut all = joined(program(3, all_reduce(0, 0, 1).to_vec()), Duration::from_millis(60), behind);
     let seat = all.seats[2].clone();
     let (held, is_held) = std::sync::mpsc::channel();
     let holder = std::thread::spawn(move || {
