@@ -13,6 +13,7 @@ pub mod kernel;
 pub mod memory;
 pub mod mesh;
 pub mod program;
+pub mod recompute;
 pub mod resolve;
 pub mod runtime;
 pub mod schedule;

@@ -29,6 +29,7 @@ const EDGES: &[(&str, &str)] = &[
     ("codegen", "types kernel memory program"),
     ("runtime", "types mesh program"),
     ("shard", "source diag types mesh ir"),
+    ("recompute", "source types ir"),
     ("inspect", "source diag types mesh ir shard"),
     ("driver", "*"),
     // It steps through runs and prints their errors, so it names what programs and runs are made of.

@@ -247,15 +247,16 @@ impl Reverse<'_> {
             for d in value.dims.iter_mut().filter(|d| **d == dim) {
                 *d = other;
             }
-            let op = OpId(graph.ops.len() as u32);
-            value.def = Def::Op(op, 0);
+            let made = OpId(graph.ops.len() as u32);
+            value.def = Def::Op(made, 0);
             kept = ValueId(graph.values.len() as u32);
             graph.values.push(value);
-            let Operation { span, scope, phase, .. } = *graph.op(id);
+            let Operation { span, scope, phase, again, .. } = *graph.op(id);
             let groups = vec![(vec![dim], vec![other])];
             let (args, results) = (vec![start], vec![kept]);
-            graph.ops.push(Operation { op: Op::Reshape { groups }, args, results, block: body, span, scope, phase });
-            graph.blocks[body.index()].ops.push(op);
+            let op = Op::Reshape { groups };
+            graph.ops.push(Operation { op, args, results, block: body, span, scope, phase, again });
+            graph.blocks[body.index()].ops.push(made);
             renamed = Some((dim, other));
         }
         let graph = &mut self.b.graph;

@@ -121,4 +121,5 @@ codes! {
     "W0011" "run goes on with other settings"
     "W0012" "checkpoint of another program"
     "W0013" "gathered whole unasked"
+    "W0014" "recomputation without effect"
 }

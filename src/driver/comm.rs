@@ -108,7 +108,8 @@ impl Shown {
         let train = edit.of(&s.train, &self.graphs.train);
         let storage = shard::storage(&self.graphs.train, &train);
         let rules = if self.comm.step == "eval" { edit.of(&s.eval, &self.graphs.eval) } else { train };
-        let sharded = shard::shard(self.graph(), &rules, &storage);
+        let again = self.graphs.again.as_ref().filter(|_| self.comm.step != "eval");
+        let sharded = sharding::of_rank(self.graph(), &rules, &storage, again);
         let sources = &self.graphs.findings.sources;
         Some(Comm::of("", self.comm.mesh.clone(), self.comm.step, Some((&sharded, sources))))
     }

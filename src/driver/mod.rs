@@ -32,6 +32,7 @@ pub mod pipeline;
 pub mod plan;
 pub mod profile;
 pub mod recipe;
+pub mod recompute;
 pub mod sample;
 pub mod sampler;
 pub mod scale;

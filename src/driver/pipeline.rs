@@ -6,6 +6,7 @@ use super::options::Options;
 use super::origin::Origin;
 use super::passes::{Passes, internal};
 use super::recipe::{Load, Recipe, Valid};
+use super::recompute::{self, Asked};
 use super::sample::{self, SampleGraphs};
 use super::sharding::{self, Programs, Sharding};
 use super::{average, data, plan, size};
@@ -19,6 +20,7 @@ use crate::ir::{Constant, Graph, Op, OutputKind, StateKind, prune};
 use crate::kernel::{self, Module};
 use crate::memory;
 use crate::program::{Program, Role};
+use crate::recompute::Policy;
 use crate::resolve::{Entity, MAIN};
 use crate::runtime::checkpoint::TensorInfo;
 use crate::source::{SourceMap, World};
@@ -39,6 +41,8 @@ pub struct Graphs {
     pub init: Graph,
     /// How the plan spreads them over ranks; none on one device.
     pub sharding: Option<Sharding>,
+    /// What the backward pass of the train step computes again: on one device it does so in `train`.
+    pub again: Option<Policy>,
     pub timings: Vec<(&'static str, Duration)>,
 }
 
@@ -97,7 +101,8 @@ pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
     });
     take(&mut found, &mut eval.sink, &c.sources)?;
 
-    let sharding = p.run("resolve plan", || sharding::resolve(options, &c.program, &mut train, &mut eval, &mut found));
+    let (sharding, asked) =
+        p.run("resolve plan", || sharding::resolve(options, &c.program, &mut train, &mut eval, &mut found));
     take(&mut found, &mut Sink::default(), &c.sources)?;
     let mut recipe = recipe(&train, &facts, item, options, &c.sources).map_err(|d| with(d, &c.sources))?;
     let base = options.request.path.parent().unwrap_or(Path::new(""));
@@ -132,14 +137,20 @@ pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
         })?;
     }
     let init = p.run("drop zeros", || without_zeros(init));
-    let [train, eval, init] = p.run("prune", || [train, eval, init].map(|g| prune::prune(&g)));
+    let [mut train, eval, init] = p.run("prune", || [train, eval, init].map(|g| prune::prune(&g)));
+    let again = asked.map(|Asked::Policy(policy)| policy);
+    if let (None, Some(policy)) = (&sharding, &again) {
+        // What ranks hold is computed again where it is known what that is.
+        p.run("recompute", || crate::recompute::recompute(&mut train, policy));
+        recompute::without_effect(&train, policy).into_iter().for_each(|d| found.push(d));
+    }
     for (name, graph) in [("train-pruned", &train), ("eval-pruned", &eval), ("init-pruned", &init)] {
         p.graph(name, graph, &c.sources)?;
         size::addressable(graph).map_err(|d| with(d, &c.sources))?;
     }
     let findings = Findings { sources: c.sources, sink: found };
     let sharding = sharding.map(|s| s.on(&train));
-    Ok(Graphs { findings, recipe, train, eval, init, sharding, timings: p.timings })
+    Ok(Graphs { findings, recipe, train, eval, init, sharding, again, timings: p.timings })
 }
 
 /// Parameters and states are zeros before their initial values are computed, so those that begin as zeros need no pass

@@ -4,13 +4,15 @@ use super::findings::Outcome;
 use super::options::Options;
 use super::passes::internal;
 use super::pipeline::Graphs;
+use super::recompute::{self, Asked, without_effect};
 use crate::check::plan::{Gather, Link, Order};
 use crate::diag::{Diagnostic, Sink};
 use crate::elaborate::Elab;
-use crate::elaborate::plan::{self, PlanScope, Recompute, ResolvedPlan, RuleKind};
+use crate::elaborate::plan::{self, PlanScope, ResolvedPlan, RuleKind};
 use crate::inspect::unasked;
 use crate::ir::{DimId, Graph, Op};
 use crate::mesh::{self, Atom, Axis, Cut, Entry, Mesh};
+use crate::recompute::{Policy, recompute};
 use crate::resolve::Program;
 use crate::shard::{self, Pin, Place, Rules, Sharded, Storage, Strength, Zero};
 use crate::stage;
@@ -46,27 +48,29 @@ impl Sharding {
     }
 }
 
-/// The plan of the options against both walks of the model; none where it leaves everything on one device.
+/// The plan of the options against both walks of the model, none where it leaves everything on one device; and what it has computed again.
 pub fn resolve(
     options: &Options,
     program: &Program,
     train: &mut Elab<'_>,
     eval: &mut Elab<'_>,
     found: &mut Sink,
-) -> Option<Sharding> {
-    let ast = plan::find(program, options.plan.as_ref()?).ok()?;
+) -> (Option<Sharding>, Option<Asked>) {
+    let Some(Ok(ast)) = options.plan.as_ref().map(|name| plan::find(program, name)) else { return (None, None) };
     let (plan, sink) = train.resolve_plan(ast, &options.mesh);
     found.extend(sink);
-    let plan = plan?;
+    let Some(plan) = plan else { return (None, None) };
+    let asked = recompute::asked(&plan, &train.b.graph);
     let other = eval.resolve_plan_again(ast, &options.mesh);
     let (rules, others) = match (rules(&plan, &train.b.graph), self::rules(&other, &eval.b.graph)) {
         (Ok(a), Ok(b)) => (a, b),
         (Err(d), _) | (_, Err(d)) => {
             found.push(*d);
-            return None;
+            return (None, None);
         }
     };
-    (rules.mesh.ranks() > 1).then(|| Sharding { plan, train: rules, eval: others, storage: Storage::default() })
+    let many = rules.mesh.ranks() > 1;
+    (many.then(|| Sharding { plan, train: rules, eval: others, storage: Storage::default() }), asked)
 }
 
 /// How the plan of the options spreads the graphs of a sampler.
@@ -139,16 +143,16 @@ pub fn programs(g: &Graphs) -> Outcome<Option<Programs>> {
     let Some(s) = &g.sharding else { return Ok(None) };
     let init = Rules { mesh: s.train.mesh.clone(), ..Rules::default() };
     Ok(Some(Programs {
-        train: one("shard train", &g.train, &s.train, s, g)?,
-        eval: one("shard eval", &g.eval, &s.eval, s, g)?,
-        init: one("shard init", &g.init, &init, s, g)?,
+        train: one("shard train", &g.train, &s.train, s, g, g.again.as_ref())?,
+        eval: one("shard eval", &g.eval, &s.eval, s, g, None)?,
+        init: one("shard init", &g.init, &init, s, g, None)?,
     }))
 }
 
 /// The training step of a rank; on one device, of the only one.
 pub fn train(g: &Graphs) -> Outcome<Sharded> {
     match &g.sharding {
-        Some(s) => one("shard train", &g.train, &s.train, s, g),
+        Some(s) => one("shard train", &g.train, &s.train, s, g, g.again.as_ref()),
         None => {
             let rules = Rules::default();
             let storage = shard::storage(&g.train, &rules);
@@ -159,15 +163,26 @@ pub fn train(g: &Graphs) -> Outcome<Sharded> {
 
 /// The evaluation step of a rank; none on one device.
 pub fn eval(g: &Graphs) -> Outcome<Option<Sharded>> {
-    g.sharding.as_ref().map(|s| one("shard eval", &g.eval, &s.eval, s, g)).transpose()
+    g.sharding.as_ref().map(|s| one("shard eval", &g.eval, &s.eval, s, g, None)).transpose()
 }
 
-/// A graph of a rank, verified.
-fn one(name: &str, graph: &Graph, rules: &Rules, s: &Sharding, g: &Graphs) -> Outcome<Sharded> {
-    let mut out = shard::shard(graph, rules, &s.storage);
+/// A graph of a rank, with what is computed again, verified.
+fn one(name: &str, graph: &Graph, rules: &Rules, s: &Sharding, g: &Graphs, again: Option<&Policy>) -> Outcome<Sharded> {
+    let mut out = of_rank(graph, rules, &s.storage, again);
     shard::verify(&out.graph).map_err(|why| internal(name, &why))?;
     out.warnings.extend(unasked::warnings(&out, rules, &g.findings.sources));
     Ok(out)
+}
+
+/// The program of a rank, with what is computed again.
+pub fn of_rank(graph: &Graph, rules: &Rules, storage: &Storage, again: Option<&Policy>) -> Sharded {
+    let mut out = shard::spread(graph, rules, storage);
+    if let Some(policy) = again {
+        let origins = recompute(&mut out.graph, policy);
+        out.repeated(&origins, policy.span);
+        out.warnings.extend(without_effect(&out.graph, policy));
+    }
+    out.ordered()
 }
 
 /// What a byte along an axis costs, relative to the fastest links.
@@ -245,11 +260,10 @@ fn rules(plan: &ResolvedPlan, g: &Graph) -> Result<Rules, Box<Diagnostic>> {
         regather: z.regather == crate::check::plan::Regather::Backward,
         span: z.span,
     });
-    let gathers_again = plan.recompute_span.filter(|_| plan.recompute == Recompute::Gathers);
     let ring = plan.rules.iter().filter(|r| r.gather == Some(Gather::Ring));
     let mut ring: Vec<Atom> = ring.flat_map(|r| &r.axes).flat_map(|a| mesh.atoms_of(*a)).collect();
     ring.retain(|a| mesh.size(*a) > 1);
-    Ok(Rules { zero: zero.collect(), mesh, pins, ring, gathers_again })
+    Ok(Rules { zero: zero.collect(), mesh, pins, ring })
 }
 
 /// What a line on samples says of slices of samples, where statistics are taken by slice.

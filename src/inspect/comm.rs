@@ -253,7 +253,10 @@ impl Reader<'_> {
             value: self.names.of(reason.value),
             layouts: [before, after].map(|l| l.show(mesh, &names)),
             source: span.map(|s| Place::of(s, self.sources)),
-            reason: self.reason(c, reason),
+            reason: match reason.again {
+                Some(_) => format!("{}, again", self.reason(c, reason)),
+                None => self.reason(c, reason),
+            },
             overlapped: self.overlapped[id.index()],
             bucket: (c.bucket > 0).then_some(c.bucket),
             operation: id,

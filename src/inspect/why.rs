@@ -84,14 +84,15 @@ impl Teller<'_> {
         if !partial.is_empty() {
             self.reduction(r.value, &partial);
         }
-        let again = self.rules.gathers_again.filter(|_| self.gathered_before(entry.operation, r.value));
-        if let Some(span) = again {
-            let text = format!("`{}` was gathered in the forward pass, and was not kept", entry.value);
+        if let Some(span) = r.again {
+            let text = format!(
+                "what came of `{}` in the forward pass was not kept: the backward pass makes it again",
+                entry.value
+            );
             self.out.need.push(Line { text, place: None });
-            let place = self.place(Some(span));
-            self.out.rules.push(Line { text: self.sources.text(span).to_string(), place });
-            let text = self.sources.text(span);
-            self.out.edits.push(format!("leave out `{text}`: what is gathered in the forward pass is kept then"));
+            let (text, place) = (self.sources.text(span).to_string(), self.place(Some(span)));
+            self.out.edits.push(format!("leave out `{text}`: what it speaks of is kept then"));
+            self.out.rules.push(Line { text, place });
         }
         if r.why == Why::Output {
             self.output(r.value, c);
@@ -120,16 +121,6 @@ impl Teller<'_> {
                 self.moved(r.value, r.operation, *a);
             }
         }
-    }
-
-    /// Whether a gather of the backward pass repeats one of the forward pass.
-    fn gathered_before(&self, id: OpId, v: ValueId) -> bool {
-        let g = &self.s.graph;
-        let gather = |o: &Operation| matches!(&o.op, Op::Collective(c) if c.kind == CollectiveKind::AllGather);
-        let before = |k: usize| self.s.reasons[k].as_ref().is_some_and(|r| r.value == v);
-        gather(g.op(id))
-            && g.op(id).phase != Phase::Forward
-            && g.ops.iter().enumerate().any(|(k, o)| gather(o) && o.phase == Phase::Forward && before(k))
     }
 
     /// How the work of an operation is cut.

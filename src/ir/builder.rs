@@ -25,6 +25,7 @@ pub struct Builder {
     pub span: Option<Span>,
     pub scope: ScopeId,
     pub phase: Phase,
+    pub again: bool,
 }
 
 /// A loop whose body is under construction; see [`Builder::begin_loop`].
@@ -55,6 +56,7 @@ impl Builder {
             span: None,
             scope: ROOT,
             phase: Phase::Forward,
+            again: false,
         }
     }
 
@@ -193,6 +195,7 @@ impl Builder {
             span: self.span,
             scope: self.scope,
             phase: self.phase,
+            again: self.again,
         });
         self.graph.blocks[block.index()].ops.push(id);
         results

@@ -22,6 +22,9 @@ pub fn digest(g: &Graph) -> Vec<u8> {
     out.add(&g.blocks);
     for o in &g.ops {
         out.add(&(&o.op, &o.args, &o.results, o.scope, o.phase));
+        if o.again {
+            out.add(&o.again);
+        }
     }
     for v in &g.values {
         out.add(&(v.dtype, &v.dims, &v.name));

@@ -3,7 +3,8 @@
 //! In: what `elaborate` emits through [`Builder`]. Out: a [`Graph`] that `autodiff` extends, `interp` evaluates and
 //! `kernel` lowers. Reading order: this file (types), `builder.rs` (the only way to add operations; derives result
 //! types), `verify.rs` and `rules.rs` (the invariants; what each operation demands), `print.rs`, `lex.rs` and `parse.rs` (text
-//! form, round trip), `digest.rs` (bytes for fingerprints), `prune.rs` (dead code and common subexpressions).
+//! form, round trip), `digest.rs` (bytes for fingerprints), `prune.rs` (dead code and common subexpressions),
+//! `again.rs` (what is computed twice instead of being kept).
 //!
 //! Invariants (checked by `verify`):
 //! - operations of a block stand in an order in which every operand is defined before its use;
@@ -13,6 +14,7 @@
 //!   subset of it (broadcasting by name);
 //! - a block uses only its own values: what a loop body needs from outside is an explicit capture.
 
+pub mod again;
 pub mod builder;
 pub mod digest;
 mod dims;
@@ -118,6 +120,10 @@ pub struct Operation {
     pub scope: ScopeId,
     /// Which pass of training it belongs to.
     pub phase: Phase,
+    /// Of the backward pass: it computes once more what an operation of the forward pass computes, so that this need not be kept. The two
+    /// are never made one.
+    #[serde(default)]
+    pub again: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]

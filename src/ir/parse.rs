@@ -329,6 +329,7 @@ impl Parser<'_> {
             span: None,
             scope: ROOT,
             phase: Phase::Forward,
+            again: false,
         });
         self.graph.blocks[block.index()].ops.push(id);
         let mut results = vec![self.define(block, Def::Op(id, 0))?];
@@ -361,11 +362,13 @@ impl Parser<'_> {
             self.graph.ops[id.index()].scope = ScopeId(scope);
             words.next();
         }
-        match words.next() {
-            Some("backward") => self.graph.ops[id.index()].phase = Phase::Backward,
-            Some("update") => self.graph.ops[id.index()].phase = Phase::Update,
-            _ => {}
-        }
+        let (phase, again) = match words.next() {
+            Some("backward") => (Phase::Backward, false),
+            Some("again") => (Phase::Backward, true),
+            Some("update") => (Phase::Update, false),
+            _ => return Ok(()),
+        };
+        (self.graph.ops[id.index()].phase, self.graph.ops[id.index()].again) = (phase, again);
         Ok(())
     }
 

@@ -12,7 +12,8 @@
 //! }
 //! output loss loss = %20
 //! ```
-//! A comment after an operation gives its scope and its phase (none for the root and for forward); what follows there is
+//! A comment after an operation gives its scope and its phase (none for the root and for forward; `again` for what the backward
+//! pass computes once more); what follows there is
 //! for people: the scope's path, and the place in the source where [`print_with_places`] is told it.
 
 use super::*;
@@ -192,6 +193,7 @@ impl Printer<'_> {
         }
         match op.phase {
             Phase::Forward => {}
+            Phase::Backward if op.again => parts.push("again".into()),
             Phase::Backward => parts.push("backward".into()),
             Phase::Update => parts.push("update".into()),
         }

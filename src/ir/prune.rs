@@ -5,7 +5,8 @@
 //! are numbered anew. Loops lose carries, collected values and captures that nobody needs.
 //!
 //! Two operations are one if they are the same with the same operands in one block and pass (a backward operation that
-//! repeats a forward one stays: a recomputation is wanted). Leaves (constants, parameters, ..) are one across passes. So two
+//! repeats a forward one stays: a recomputation is wanted). Leaves (constants, parameters, ..) are one across passes, but for a
+//! draw that is there to be drawn again. So two
 //! random draws are one only if stream, dims and turns agree: then they are the same draw. Loops are never merged. The order
 //! of what is left is that of the input: the result is a function of the graph alone.
 
@@ -21,6 +22,17 @@ pub fn prune(graph: &Graph) -> Graph {
 
 /// As [`prune`], with further values of the program's block to keep; returns these too, under their new numbers.
 pub fn prune_keeping(graph: &Graph, keep: &[ValueId]) -> (Graph, Vec<ValueId>) {
+    let (result, kept, _) = copied(graph, keep);
+    (result, kept)
+}
+
+/// As [`prune`], with what each operation was.
+pub fn prune_tracing(graph: &Graph) -> (Graph, Vec<OpId>) {
+    let (result, _, origins) = copied(graph, &[]);
+    (result, origins)
+}
+
+fn copied(graph: &Graph, keep: &[ValueId]) -> (Graph, Vec<ValueId>, Vec<OpId>) {
     let mut live = Live { g: graph, values: vec![false; graph.values.len()] };
     for v in graph.outputs.iter().map(|o| o.value).chain(keep.iter().copied()) {
         live.values[v.index()] = true;
@@ -45,13 +57,14 @@ pub fn prune_keeping(graph: &Graph, keep: &[ValueId]) -> (Graph, Vec<ValueId>) {
         map: vec![None; graph.values.len()],
         known: vec![HashMap::default()],
         keys: Default::default(),
+        origins: Vec::with_capacity(graph.ops.len()),
     };
     copy.block(ENTRY);
     let kept = keep.iter().map(|v| copy.get(*v)).collect();
     let outputs = graph.outputs.iter().map(|o| Output { value: copy.get(o.value), ..o.clone() }).collect();
     let mut result = copy.b.finish();
     result.outputs = outputs;
-    (result, kept)
+    (result, kept, copy.origins)
 }
 
 /// Which values are needed.
@@ -116,6 +129,8 @@ struct Copy<'a> {
     known: Vec<HashMap<u64, OpId, Plain>>,
     /// Two operations as bytes, to compare them.
     keys: [Vec<u8>; 2],
+    /// By operation of the result: which one it was.
+    origins: Vec<OpId>,
 }
 
 /// Takes a number that is spread already as it is.
@@ -143,7 +158,7 @@ fn key(g: &Graph, op: &Operation, args: &[ValueId], to: &mut Vec<u8>) {
     let pass = if args.is_empty() { None } else { Some(op.phase) };
     let mut bytes = std::mem::take(to);
     bytes.clear();
-    bytes = postcard::to_extend(&(&op.op, args, pass), bytes).expect("operations serialise");
+    bytes = postcard::to_extend(&(&op.op, args, pass, op.again), bytes).expect("operations serialise");
     for r in &op.results {
         let Value { dtype, dims, .. } = g.value(*r);
         bytes = postcard::to_extend(&(dtype, dims), bytes).expect("types serialise");
@@ -170,16 +185,17 @@ impl Copy<'_> {
     }
 
     fn block(&mut self, id: BlockId) {
-        for op in &self.g.block(id).ops {
-            let op = self.g.op(*op);
+        for id in &self.g.block(id).ops {
+            let op = self.g.op(*id);
             if !op.results.iter().any(|r| self.live[r.index()]) {
                 continue;
             }
-            (self.b.span, self.b.scope, self.b.phase) = (op.span, op.scope, op.phase);
+            (self.b.span, self.b.scope, self.b.phase, self.b.again) = (op.span, op.scope, op.phase, op.again);
             match op.op {
                 Op::Loop { body, dim, reverse, carries } => self.looped(op, body, dim, reverse, carries as usize),
                 _ => self.single(op),
             }
+            self.origins.resize(self.b.graph.ops.len(), *id);
         }
     }
 
@@ -215,7 +231,7 @@ impl Copy<'_> {
     }
 
     fn looped(&mut self, op: &Operation, body: BlockId, dim: DimId, reverse: bool, carries: usize) {
-        let (place, phase) = ((op.span, op.scope), op.phase);
+        let (place, phase, again) = ((op.span, op.scope), op.phase, op.again);
         let block = self.g.block(body);
         let kept: Vec<usize> = (0..op.results.len()).filter(|i| self.live[op.results[*i].index()]).collect();
         let (kept_carries, kept_collected): (Vec<usize>, Vec<usize>) = kept.iter().partition(|i| **i < carries);
@@ -232,7 +248,7 @@ impl Copy<'_> {
         }
         self.block(body);
         (self.b.span, self.b.scope) = place;
-        self.b.phase = phase;
+        (self.b.phase, self.b.again) = (phase, again);
         let results = |copy: &Self, list: &[usize]| -> Vec<ValueId> {
             list.iter().map(|i| copy.get(block.results[*i])).collect()
         };

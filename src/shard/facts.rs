@@ -162,6 +162,7 @@ fn enter(g: &mut Graph, block: BlockId, place: &Place, dim: DimId, depth: &[Opti
                         span: op.span,
                         scope: root,
                         phase: op.phase,
+                        again: op.again,
                     });
                     order.push(o);
                     v
@@ -309,8 +310,6 @@ pub struct State<'a> {
     pub g: &'a Graph,
     pub mesh: &'a Mesh,
     pub storage: &'a Storage,
-    /// Whether what the forward pass gathers is gathered again for the backward pass.
-    pub gathers_again: bool,
     /// See [`Rules::ring`].
     pub ring: &'a [Atom],
     pub classes: Classes,
@@ -381,7 +380,6 @@ impl<'a> State<'a> {
             g,
             mesh: &rules.mesh,
             storage,
-            gathers_again: rules.gathers_again.is_some(),
             ring: &rules.ring,
             classes,
             held,

@@ -40,8 +40,6 @@ pub struct Rules {
     pub mesh: Mesh,
     pub pins: Vec<Pin>,
     pub zero: Vec<Zero>,
-    /// Where it is said that what the forward pass gathers is not kept for the backward pass, but gathered again.
-    pub gathers_again: Option<Span>,
     /// Atoms along which keys and values go round in a ring, where queries are cut by the same.
     pub ring: Vec<crate::mesh::Atom>,
 }
@@ -105,6 +103,8 @@ pub struct Sharded {
 /// Why a collective is there.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Reason {
+    /// The statement that has the backward pass repeat it, of a repetition.
+    pub again: Option<Span>,
     /// The operation (of the whole program) that needs the value so, or that made it partial.
     pub operation: OpId,
     pub why: Why,
@@ -132,6 +132,13 @@ pub enum Why {
 
 /// Shards a graph; the layouts of its parameters and states are given by path, as [`storage`] says them for the training step.
 pub fn shard(graph: &Graph, rules: &Rules, storage: &Storage) -> Sharded {
+    let mut out = spread(graph, rules, storage);
+    overlap::overlap(&mut out.graph);
+    out
+}
+
+/// The same before operations are put into an order in which exchanges run beside others: [`Sharded::ordered`] does that.
+pub fn spread(graph: &Graph, rules: &Rules, storage: &Storage) -> Sharded {
     let graph = facts::with_edges(graph, rules);
     let classes = classes::Classes::new(&graph);
     let mut state = facts::State::new(&graph, rules, storage, classes);
@@ -141,10 +148,26 @@ pub fn shard(graph: &Graph, rules: &Rules, storage: &Storage) -> Sharded {
     }
     reduce::place_reductions(&mut state);
     let mut out = emit::emit(&state);
-    overlap::overlap(&mut out.graph);
     out.story = Story::of(state);
     out.story.graph = graph;
     out
+}
+
+impl Sharded {
+    /// Takes note of what was made of the program, because of a statement: of each operation which one it was or repeats.
+    pub fn repeated(&mut self, origins: &[OpId], span: Span) {
+        let of = |(op, old): (&Operation, &OpId)| {
+            let reason = self.reasons[old.index()].clone()?;
+            Some(Reason { again: op.again.then_some(span), ..reason })
+        };
+        self.reasons = self.graph.ops.iter().zip(origins).map(of).collect();
+    }
+
+    /// With its operations in their order.
+    pub fn ordered(mut self) -> Sharded {
+        overlap::overlap(&mut self.graph);
+        self
+    }
 }
 
 pub use explain::{Choice, Link, Priced, Story};

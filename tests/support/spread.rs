@@ -52,12 +52,16 @@ fn settle(graph: &Graph, of: &Graph, env: &mut Env, values: &[Tensor]) {
     }
 }
 
-/// Compiles a program with a plan. Initial values are computed by each rank.
+/// Compiles a program with a plan, on one device where that has no ranks. Initial values are computed by each rank.
 pub fn spread(source: &str, plan: &str, precision: DType, inputs: &[(&str, Vec<f64>)]) -> Spread {
     let (world, options) = plans::planned(source, plan);
     let g = plans::graphs(&(world, Options { precision: Some(precision), ..options }), plan);
-    let p = plans::sound(plan, sharding::programs(&g)).expect("several ranks");
-    let (one, graph) = (g.train, p.train.graph);
+    let p = plans::sound(plan, sharding::programs(&g));
+    let (graph, start) = match p {
+        Some(p) => (p.train.graph, p.init.graph),
+        None => (g.train.clone(), g.init.clone()),
+    };
+    let one = g.train;
     let mut whole = zeros(&one);
     settle(&g.init, &one, &mut whole, &interp::run(&g.init, &zeros(&g.init)).expect("initial values"));
     for i in &one.inputs {
@@ -70,9 +74,9 @@ pub fn spread(source: &str, plan: &str, precision: DType, inputs: &[(&str, Vec<f
         ..zeros(&graph)
     };
     let mut envs: Vec<Env> = (0..graph.mesh.ranks()).map(of).collect();
-    let init: Vec<Env> = envs.iter().map(|e| Env { rank: e.rank, ..zeros(&p.init.graph) }).collect();
-    for (env, values) in envs.iter_mut().zip(interp::run_ranks(&p.init.graph, &init).expect("initial values")) {
-        settle(&p.init.graph, &graph, env, &values);
+    let init: Vec<Env> = envs.iter().map(|e| Env { rank: e.rank, ..zeros(&start) }).collect();
+    for (env, values) in envs.iter_mut().zip(interp::run_ranks(&start, &init).expect("initial values")) {
+        settle(&start, &graph, env, &values);
     }
     Spread { graph, envs, one, whole }
 }

@@ -66,7 +66,7 @@ impl Lowerer<'_, '_> {
             before.dedup();
             let mut rank = before.iter().map(|p| self.nodes[*p as usize].rank + 1).max().unwrap_or(0);
             // What is computed again waits for little, but belongs where it stands.
-            let again = self.again[id.index()];
+            let again = self.graph.op(id).again;
             if again {
                 rank = rank.max(newest);
             } else if op.phase != Phase::Update {
@@ -116,7 +116,11 @@ impl Lowerer<'_, '_> {
     /// A product that is read to be measured and applied: the readers share it, so that it comes from memory once.
     fn is_large_gradient(&self, v: ValueId) -> bool {
         let large = self.graph.elements(&self.graph.value(v).dims) >= MUCH_MEMORY;
-        large && self.graph.def_op(v).is_some_and(|o| matches!(o.op, Op::Dot { .. }) && o.phase == Phase::Backward)
+        large
+            && self
+                .graph
+                .def_op(v)
+                .is_some_and(|o| matches!(o.op, Op::Dot { .. }) && o.phase == Phase::Backward && !o.again)
     }
 
     /// A value of the forward pass that is read to compute others again: the readers share it, too.

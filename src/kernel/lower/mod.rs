@@ -114,8 +114,6 @@ struct Lowerer<'m, 's> {
     current: BlockId,
     /// Members that another kernel reads, or their own out of place.
     leaving: HashSet<ValueId>,
-    /// Operations that repeat one of the forward pass.
-    again: Vec<bool>,
     /// Products that add to what their result holds.
     adds: HashSet<OpId>,
     /// Values that are written where they belong in a stack or concatenation.
@@ -135,14 +133,10 @@ pub(super) fn lower(module: &mut Module<'_>, name: &str, mut graph: Graph, optio
         bands::cut_bands(&mut graph, &options.bands);
     }
     let mut graph = prepare::prepare(graph);
-    let mut again = match options.fuse {
-        true => recompute::recompute(&mut graph, options.recompute_from),
-        false => vec![false; graph.ops.len()],
-    };
     if options.fuse {
+        recompute::recompute(&mut graph, options.recompute_from);
         scatters::add_in_place(&mut graph);
         assemble::assemble(&mut graph, options.assemble_from);
-        again.resize(graph.ops.len(), false);
     }
     let slots = module.slots(&graph);
     let n = graph.values.len();
@@ -173,7 +167,6 @@ pub(super) fn lower(module: &mut Module<'_>, name: &str, mut graph: Graph, optio
         nodes: Vec::new(),
         current: ENTRY,
         leaving: HashSet::new(),
-        again,
         adds: HashSet::new(),
         parts: HashMap::new(),
         wholes: HashMap::new(),

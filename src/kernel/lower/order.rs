@@ -193,8 +193,8 @@ impl Lowerer<'_, '_> {
         if self.graph.block(self.current).results.contains(&v) {
             return Some(dims.clone());
         }
-        let phase = self.graph.def_op(v)?.phase;
-        if phase == Phase::Forward || dims.len() < 2 {
+        let op = self.graph.def_op(v)?;
+        if op.phase == Phase::Forward || op.again || dims.len() < 2 {
             return None;
         }
         if let Some(order) = self.slot_orders.get(&v) {

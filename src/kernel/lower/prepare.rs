@@ -65,9 +65,9 @@ impl Prepare {
     /// A new operation like `model` but for operator, operands and result.
     fn new_op(&mut self, model: OpId, op: Op, args: Vec<ValueId>, dtype: DType, dims: Vec<DimId>) -> (OpId, ValueId) {
         let id = OpId(self.graph.ops.len() as u32);
-        let Operation { block, span, scope, phase, .. } = *self.graph.op(model);
+        let Operation { block, span, scope, phase, again, .. } = *self.graph.op(model);
         let result = self.new_value(dtype, dims, block, Def::Op(id, 0), None);
-        self.graph.ops.push(Operation { op, args, results: vec![result], block, span, scope, phase });
+        self.graph.ops.push(Operation { op, args, results: vec![result], block, span, scope, phase, again });
         (id, result)
     }
 
@@ -192,7 +192,7 @@ impl Prepare {
     fn is_long_sum(&self, id: OpId, kind: ReduceKind, each: usize) -> bool {
         let op = self.graph.op(id);
         let gradient = || self.params.contains(&sorted(&self.graph.value(op.results[0]).dims));
-        kind == ReduceKind::Sum && op.phase == Phase::Backward && each >= LONG_SUM && gradient()
+        kind == ReduceKind::Sum && op.phase == Phase::Backward && !op.again && each >= LONG_SUM && gradient()
     }
 
     fn split_reduction(&mut self, id: OpId, kind: ReduceKind, dims: Vec<DimId>, done: &mut Vec<OpId>) {

@@ -23,24 +23,56 @@ const REWRITE: u64 = BYTE / 8;
 const LIGHT: u64 = 4;
 const HEAVY: u64 = 16;
 
-/// Rewrites all blocks. `each` is the number of bytes that must be gained for each operation that is repeated. Returns for
-/// each operation whether it repeats another one.
-pub(super) fn recompute(graph: &mut Graph, each: usize) -> Vec<bool> {
-    let mut again = vec![false; graph.ops.len()];
-    for block in 0..graph.blocks.len() as u32 {
-        let block = BlockId(block);
-        let dropped = Choice::of(graph, block, each as u64 * BYTE);
-        if dropped.contains(&true) {
-            repeat(graph, block, &dropped, &mut again);
+/// Rewrites all blocks. `each` is the number of bytes that must be gained for each operation that is repeated.
+///
+/// What a program says is to be computed again is of the forward pass and of the backward pass: first it counts as a reader of what
+/// the one has kept, and then what it makes itself is looked at in the same way.
+pub(super) fn recompute(graph: &mut Graph, each: usize) {
+    let asked: Vec<bool> = graph.blocks.iter().map(|b| b.ops.iter().any(|id| graph.op(*id).again)).collect();
+    for (block, asked) in asked.into_iter().enumerate() {
+        let block = BlockId(block as u32);
+        for makes in [Makes::Once, Makes::Again] {
+            if makes == Makes::Again && !asked {
+                continue;
+            }
+            let dropped = Choice::of(graph, block, makes, each as u64 * BYTE);
+            if dropped.contains(&true) {
+                again::repeat(graph, block, &dropped, |op| makes.is_reader(op));
+            }
         }
     }
-    again
+}
+
+/// Which operations make the values that are kept or not.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Makes {
+    /// Those of the forward pass.
+    Once,
+    /// What the program has repeated.
+    Again,
+}
+
+impl Makes {
+    fn is_maker(self, op: &Operation) -> bool {
+        match self {
+            Makes::Once => op.phase == Phase::Forward,
+            Makes::Again => op.again,
+        }
+    }
+
+    fn is_reader(self, op: &Operation) -> bool {
+        match self {
+            Makes::Once => op.phase != Phase::Forward,
+            Makes::Again => op.phase != Phase::Forward && !op.again,
+        }
+    }
 }
 
 /// What can be said about the values of a block.
 struct Choice<'g> {
     graph: &'g Graph,
     block: BlockId,
+    makes: Makes,
     /// What an operation costs at least.
     each: u64,
     /// How many products and other large steps lie before a value, one after the other.
@@ -55,16 +87,17 @@ struct Choice<'g> {
 
 impl<'g> Choice<'g> {
     /// For each value whether the backward pass computes it again.
-    fn of(graph: &'g Graph, block: BlockId, each: u64) -> Vec<bool> {
+    fn of(graph: &'g Graph, block: BlockId, makes: Makes, each: u64) -> Vec<bool> {
         let n = graph.values.len();
-        let forward = |id: &OpId| graph.op(*id).phase == Phase::Forward;
         let ops = &graph.block(block).ops;
-        if ops.iter().all(forward) || !ops.iter().any(forward) {
+        let any = |of: &dyn Fn(&Operation) -> bool| ops.iter().any(|id| of(graph.op(*id)));
+        if !any(&|op| makes.is_maker(op)) || !any(&|op| makes.is_reader(op)) {
             return Vec::new();
         }
         let mut choice = Choice {
             graph,
             block,
+            makes,
             each,
             rank: vec![0; n],
             weights: vec![false; n],
@@ -92,7 +125,7 @@ impl<'g> Choice<'g> {
                 self.rank[r.index()] = before + u32::from(is_standalone(&op.op));
                 self.weights[r.index()] = of_weights;
             }
-            if op.phase == Phase::Forward {
+            if self.makes.is_maker(op) {
                 // What waits beside a product must be there after it.
                 let after = op.results.first().map_or(0, |r| self.rank[r.index()]);
                 for a in &op.args {
@@ -102,7 +135,7 @@ impl<'g> Choice<'g> {
         }
         for id in block.ops.iter().rev() {
             let op = graph.op(*id);
-            let own = usize::from(op.phase != Phase::Forward);
+            let own = usize::from(!self.makes.is_maker(op));
             let standalone = is_standalone(&op.op);
             for a in &op.args {
                 self.addressed[own][a.index()] |= standalone;
@@ -125,7 +158,7 @@ impl<'g> Choice<'g> {
     /// The operation that computes a value in the forward pass of this block; None for what is there anyway.
     fn forward_op(&self, v: ValueId) -> Option<&'g Operation> {
         let graph = self.graph;
-        let op = graph.def_op(v).filter(|o| o.block == self.block && o.phase == Phase::Forward)?;
+        let op = graph.def_op(v).filter(|o| o.block == self.block && self.makes.is_maker(o))?;
         (!op.args.is_empty() || matches!(op.op, Op::Random { .. })).then_some(op)
     }
 
@@ -168,7 +201,7 @@ impl<'g> Choice<'g> {
             })
         };
         let readers = graph.block(self.block).ops.iter().map(|id| graph.op(*id));
-        for op in readers.filter(|o| o.phase != Phase::Forward) {
+        for op in readers.filter(|o| self.makes.is_reader(o)) {
             for a in op.args.iter().filter(|a| self.forward_op(**a).is_some()) {
                 let [_, after] = reach(*a, &mut network, &mut work);
                 network.arc(after, SINK, NEVER);
@@ -200,86 +233,4 @@ impl<'g> Choice<'g> {
 /// Another name for elements of its first operand.
 fn is_view(op: &Op) -> bool {
     matches!(op, Op::Reshape { .. } | Op::Broadcast { .. } | Op::Window { .. })
-}
-
-/// Has what comes after the forward pass read repetitions of the given values instead of the values.
-fn repeat(graph: &mut Graph, block: BlockId, dropped: &[bool], again: &mut Vec<bool>) {
-    let is_dropped = |v: ValueId| dropped.get(v.index()).copied().unwrap_or(false);
-    let old = std::mem::take(&mut graph.blocks[block.index()].ops);
-    let mut ops = Vec::with_capacity(old.len());
-    let mut copies: IndexMap<ValueId, ValueId> = IndexMap::new();
-    for id in old {
-        if graph.op(id).phase != Phase::Forward {
-            for i in 0..graph.op(id).args.len() {
-                let a = graph.op(id).args[i];
-                if is_dropped(a) {
-                    copy(graph, a, &is_dropped, &mut copies, &mut ops);
-                    graph.ops[id.index()].args[i] = copies[&a];
-                }
-            }
-        }
-        ops.push(id);
-    }
-    again.resize(graph.ops.len(), false);
-    copies.values().filter_map(|v| def(graph, *v)).for_each(|id| again[id.index()] = true);
-    drop_unread(graph, block, &mut ops, &is_dropped);
-    graph.blocks[block.index()].ops = ops;
-}
-
-fn def(graph: &Graph, v: ValueId) -> Option<OpId> {
-    match graph.value(v).def {
-        Def::Op(id, _) => Some(id),
-        Def::BlockParam(_) => None,
-    }
-}
-
-/// Repeats the operation of a value, and first those of its operands that are computed again.
-fn copy(
-    graph: &mut Graph,
-    v: ValueId,
-    is_dropped: &impl Fn(ValueId) -> bool,
-    copies: &mut IndexMap<ValueId, ValueId>,
-    ops: &mut Vec<OpId>,
-) {
-    let mut work = vec![v];
-    while let Some(&v) = work.last() {
-        let Some(from) = def(graph, v).filter(|_| !copies.contains_key(&v)) else {
-            work.pop();
-            continue;
-        };
-        let missing = |a: &&ValueId| is_dropped(**a) && !copies.contains_key(*a);
-        let missing: Vec<ValueId> = graph.op(from).args.iter().filter(missing).copied().collect();
-        if !missing.is_empty() {
-            work.extend(missing);
-            continue;
-        }
-        work.pop();
-        let (id, result) = (OpId(graph.ops.len() as u32), ValueId(graph.values.len() as u32));
-        let mut op = graph.op(from).clone();
-        op.args.iter_mut().for_each(|a| *a = copies.get(a).copied().unwrap_or(*a));
-        op.results = vec![result];
-        op.phase = Phase::Backward;
-        graph.ops.push(op);
-        graph.values.push(Value { def: Def::Op(id, 0), ..graph.value(v).clone() });
-        copies.insert(v, result);
-        ops.push(id);
-    }
-}
-
-/// Drops operations of values that were computed for the backward pass alone.
-fn drop_unread(graph: &Graph, block: BlockId, ops: &mut Vec<OpId>, is_dropped: &impl Fn(ValueId) -> bool) {
-    let mut read = vec![false; graph.values.len()];
-    let outputs = graph.outputs.iter().map(|o| o.value);
-    outputs.chain(graph.block(block).results.iter().copied()).for_each(|v| read[v.index()] = true);
-    let mut kept: Vec<OpId> = Vec::with_capacity(ops.len());
-    for id in ops.iter().rev() {
-        let op = graph.op(*id);
-        if op.results.iter().all(|r| is_dropped(*r) && !read[r.index()]) && !op.results.is_empty() {
-            continue;
-        }
-        op.args.iter().for_each(|a| read[a.index()] = true);
-        kept.push(*id);
-    }
-    kept.reverse();
-    *ops = kept;
 }

@@ -48,7 +48,7 @@ impl Emitter<'_, '_> {
         let to = Layout { partial: Vec::new(), ..made.clone() };
         let bytes = self.b.dtype(own).bytes();
         let steps = reshard::path(self.s.mesh, &shape, bytes, &from, &to).expect("parts of an extreme can be reduced");
-        let reason = |bytes| Reason { operation: id, why: Why::Operand, value: op.args[0], bytes };
+        let reason = |bytes| Reason { operation: id, why: Why::Operand, value: op.args[0], bytes, again: None };
         steps.iter().fold(own, |at, step| self.step(r, at, step, reason(step.bytes)))
     }
 

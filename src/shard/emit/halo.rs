@@ -137,7 +137,10 @@ impl Emitter<'_, '_> {
             let bytes = moved * (rest * dtype.bytes()) as f64;
             (c.kind, c.atoms) = (CollectiveKind::Permute, vec![run.atom]);
             c.reduce = back.then(|| (ReduceKind::Sum, vec![run.atom]));
-            self.reasons.insert(OpId(self.b.graph.ops.len() as u32), Reason { operation: id, why, value: v, bytes });
+            self.reasons.insert(
+                OpId(self.b.graph.ops.len() as u32),
+                Reason { operation: id, why, value: v, bytes, again: None },
+            );
         }
         self.b.emit(Op::Collective(c), &[x], &[(dtype, dims)])[0]
     }

@@ -107,7 +107,8 @@ impl Emitter<'_, '_> {
         let g = self.s.g;
         for id in &g.block(block).ops {
             let op = g.op(*id);
-            (self.b.span, self.b.scope, self.b.phase) = (op.span, op.scope, op.phase);
+            (self.b.span, self.b.scope) = (op.span, op.scope);
+            (self.b.phase, self.b.again) = (op.phase, op.again);
             match op.op {
                 Op::Loop { body, dim, reverse, carries } => {
                     self.looped(*id, op, body, dim, reverse, carries as usize);

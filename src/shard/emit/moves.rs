@@ -31,7 +31,7 @@ impl Emitter<'_, '_> {
         let steps = reshard::path(mesh, &shape, bytes, &from.layout, want).expect("a cost has a path");
         let mut at = from.value;
         for step in steps {
-            at = self.step(v, at, &step, Reason { operation, why, value: v, bytes: step.bytes });
+            at = self.step(v, at, &step, Reason { operation, why, value: v, bytes: step.bytes, again: None });
             self.add_form(v, step.to.clone(), at);
             gathered = step.kind == Kind::AllGather || (gathered && step.kind != Kind::Slice);
             self.forms.get_mut(&v).and_then(|f| f.last_mut()).expect("just made").gathered = gathered;
@@ -39,14 +39,11 @@ impl Emitter<'_, '_> {
         at
     }
 
-    /// Forms that a use may take: what is gathered again in the backward pass was not kept.
+    /// Forms that a use may take: parameters that are gathered again in the backward pass were not kept.
     pub(super) fn usable(&self, v: ValueId) -> impl Iterator<Item = &Form> {
         let all = self.forms.get(&v).expect("a value is made before its use");
         let dropped = self.b.phase != Phase::Forward
-            && match self.stored(v) {
-                Some(stored) => stored.regather && stored.between != stored.compute,
-                None => self.s.gathers_again,
-            };
+            && self.stored(v).is_some_and(|stored| stored.regather && stored.between != stored.compute);
         all.iter().filter(move |f| !dropped || !f.gathered || f.phase != Phase::Forward)
     }
 

@@ -165,7 +165,7 @@ impl Emitter<'_, '_> {
         let bytes = (self.b.graph.elements(&dims) * dtype.bytes()) as f64;
         let atoms: Vec<Atom> = vec![r.entry.atom];
         let c = Collective { kind: CollectiveKind::Permute, atoms, reduce: None, dims: Vec::new(), hops: 1, bucket: 0 };
-        let reason = Reason { operation: r.id, why: Why::Ring, value: v, bytes };
+        let reason = Reason { operation: r.id, why: Why::Ring, value: v, bytes, again: None };
         self.reasons.insert(OpId(self.b.graph.ops.len() as u32), reason);
         self.b.emit(Op::Collective(c), &[x], &[(dtype, dims)])[0]
     }

@@ -117,8 +117,10 @@ impl Emitter<'_, '_> {
         let dims: Vec<DimId> = self.b.dims(one).iter().map(|d| if *d == of.own { of.all } else { *d }).collect();
         let size = (self.b.graph.elements(self.b.dims(one)) * dtype.bytes()) as f64;
         let bytes = size * (self.b.size(of.all) as f64 - 1.0);
-        self.reasons
-            .insert(OpId(self.b.graph.ops.len() as u32), Reason { operation: id, why: Why::Chain, value: v, bytes });
+        self.reasons.insert(
+            OpId(self.b.graph.ops.len() as u32),
+            Reason { operation: id, why: Why::Chain, value: v, bytes, again: None },
+        );
         let atoms = of.entries.iter().map(|e| e.atom).collect();
         let dims_changed = vec![(of.own, of.all)];
         let c =

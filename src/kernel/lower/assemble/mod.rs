@@ -210,11 +210,12 @@ fn is_assembled(graph: &Graph, id: OpId, least: usize) -> bool {
 /// A new operation that copies a value, for another operation.
 fn copy_of(graph: &mut Graph, v: ValueId, like: OpId) -> OpId {
     let id = OpId(graph.ops.len() as u32);
-    let Operation { block, span, scope, phase, .. } = *graph.op(like);
+    let Operation { block, span, scope, phase, again, .. } = *graph.op(like);
     let Value { dtype, dims, .. } = graph.value(v).clone();
     let result = ValueId(graph.values.len() as u32);
     graph.values.push(Value { dtype, dims, block, def: Def::Op(id, 0), name: None });
-    graph.ops.push(Operation { op: Op::StopGradient, args: vec![v], results: vec![result], block, span, scope, phase });
+    let (op, args, results) = (Op::StopGradient, vec![v], vec![result]);
+    graph.ops.push(Operation { op, args, results, block, span, scope, phase, again });
     id
 }
 

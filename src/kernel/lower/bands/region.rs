@@ -26,6 +26,8 @@ pub(super) struct Region {
     /// Totals over the rows that leave, and how those of bands are combined.
     pub totals: Vec<(ValueId, ReduceKind)>,
     pub phase: Phase,
+    /// Whether all of it repeats the forward pass.
+    pub again: bool,
 }
 
 /// Searches without success by the sizes that they began with: layers are alike, and a search goes through the whole block.
@@ -256,8 +258,9 @@ impl<'g> Search<'g> {
         let of = |id: &OpId| self.graph.op(*id);
         let sums = ops.iter().any(|id| matches!(of(id).op, Op::Dot { .. }) && !self.has_rows(of(id).results[0]));
         let phase = if ops.iter().all(|id| of(id).phase == Phase::Forward) { Phase::Forward } else { Phase::Backward };
+        let again = ops.iter().all(|id| of(id).again);
         let sizes = bands.sizes(rows, row, sums)?;
-        Some(Region { rows: self.rows.clone(), sizes, ops, parts, captures, collected, totals, phase })
+        Some(Region { rows: self.rows.clone(), sizes, ops, parts, captures, collected, totals, phase, again })
     }
 
     /// All wide values that depend on the product, be it by way of others.

@@ -67,7 +67,7 @@ impl Emission<'_> {
     fn bands(&mut self) -> HashMap<ValueId, ValueId> {
         let region = self.region;
         let sizes = region.sizes;
-        self.model.phase = region.phase;
+        (self.model.phase, self.model.again) = (region.phase, region.again);
         let rows = match region.rows[..] {
             [one] => one,
             _ => self.dim("rows", self.graph.elements(&region.rows)),
@@ -206,7 +206,8 @@ impl Emission<'_> {
             if let Op::Scatter { removed, .. } = &mut new {
                 once(removed);
             }
-            (self.model.span, self.model.scope, self.model.phase) = (op.span, op.scope, op.phase);
+            (self.model.span, self.model.scope) = (op.span, op.scope);
+            (self.model.phase, self.model.again) = (op.phase, op.again);
             if let Some((_, how)) = region.totals.iter().find(|t| t.0 == old) {
                 dims = self.stored(old);
                 // Sums of bands are summed, and so are not rounded to 16 bits each.
@@ -221,10 +222,9 @@ impl Emission<'_> {
             self.graph.values[result.index()].name = name;
             map.insert(old, result);
         }
-        (self.model.phase, self.model.span, self.model.scope) = {
-            let first = self.graph.op(region.ops[0]);
-            (region.phase, first.span, first.scope)
-        };
+        let first = self.graph.op(region.ops[0]);
+        (self.model.span, self.model.scope) = (first.span, first.scope);
+        (self.model.phase, self.model.again) = (region.phase, region.again);
         Left {
             collected: region.collected.iter().map(|v| map[v]).collect(),
             totals: region.totals.iter().map(|(v, _)| map[v]).collect(),
@@ -321,9 +321,9 @@ impl Emission<'_> {
         let types = types.into_iter().enumerate();
         let results: Vec<ValueId> =
             types.map(|(i, (dtype, dims))| self.value(dtype, dims, Def::Op(id, i as u32))).collect();
-        let Operation { span, scope, phase, .. } = self.model;
+        let Operation { span, scope, phase, again, .. } = self.model;
         let block = self.block;
-        self.graph.ops.push(Operation { op, args, results: results.clone(), block, span, scope, phase });
+        self.graph.ops.push(Operation { op, args, results: results.clone(), block, span, scope, phase, again });
         self.list.push(id);
         results
     }

@@ -1,0 +1,178 @@
+//! Which values of the forward pass a policy has computed again.
+//!
+//! *Units* are what is computed again as a whole: a turn of the loop over layers, an instance of a layer. Of a unit is kept what others
+//! read of it; what enters it is made elsewhere, and kept there. Functions of parameters alone are as large as these and kept, but for
+//! gathered ones that the backward pass does not read itself: it gathers parameters again.
+
+use super::{Part, Policy, What};
+use crate::ir::*;
+use crate::types::MapOp;
+use std::collections::HashMap;
+
+/// For each value whether the backward pass is to compute it again.
+pub fn dropped(g: &Graph, policy: &Policy) -> Vec<bool> {
+    let facts = Facts::new(g);
+    let mut out = vec![false; g.values.len()];
+    match &policy.what {
+        What::Gathers => gathered(g, &facts, &mut out),
+        What::Full => inside(g, &turns(g), &facts, &mut out),
+        What::Parts(parts) => {
+            for part in parts {
+                match part {
+                    Part::Inside(roots) => inside(g, &instances(g, roots), &facts, &mut out),
+                    Part::Named(name, scopes) => named(g, name, scopes, &facts, &mut out),
+                }
+            }
+        }
+    }
+    let exchanged = |v: usize| g.def_op(ValueId(v as u32)).is_some_and(is_exchange);
+    for (v, drop) in out.iter_mut().enumerate() {
+        *drop &= !(facts.stays[v] || policy.keep_collectives && exchanged(v));
+    }
+    // One that is there spares the others.
+    for op in &g.ops {
+        if op.results.len() > 1 && op.results.iter().any(|r| !out[r.index()]) {
+            op.results.iter().for_each(|r| out[r.index()] = false);
+        }
+    }
+    out
+}
+
+/// A collective by which ranks send something.
+pub(super) fn is_exchange(op: &Operation) -> bool {
+    matches!(&op.op, Op::Collective(c) if c.kind != CollectiveKind::Slice)
+}
+
+/// What holds of values, whatever the policy is.
+struct Facts {
+    /// There for the backward pass in any case: made by no operation of the forward pass that has operands or draws, needed as it
+    /// is by the update or outside, or a function of parameters.
+    stays: Vec<bool>,
+    /// Functions of parameters alone.
+    weights: Vec<bool>,
+}
+
+impl Facts {
+    fn new(g: &Graph) -> Facts {
+        let n = g.values.len();
+        let mut f = Facts { stays: vec![true; n], weights: vec![false; n] };
+        // Functions of parameters that were gathered.
+        let mut gathered = vec![false; n];
+        let mut known = vec![false; n];
+        for block in &g.blocks {
+            let ops = || block.ops.iter().map(|id| g.op(*id));
+            if !ops().any(|op| op.phase == Phase::Backward) {
+                continue;
+            }
+            let mut read = vec![false; n];
+            ops().filter(|o| o.phase == Phase::Backward).flat_map(|o| &o.args).for_each(|a| read[a.index()] = true);
+            for op in ops().filter(|op| op.phase == Phase::Forward) {
+                let leaf = op.args.is_empty() && !matches!(op.op, Op::Random { .. });
+                let of_weights = match op.op {
+                    Op::Param(_) => true,
+                    _ => {
+                        let (a, b) = (|a: &ValueId| f.weights[a.index()], |a: &ValueId| known[a.index()]);
+                        op.args.iter().any(a) && op.args.iter().all(|v| a(v) || b(v))
+                    }
+                };
+                let again = op.args.iter().any(|a| gathered[a.index()]) || is_exchange(op);
+                for r in &op.results {
+                    let r = r.index();
+                    f.weights[r] = of_weights;
+                    known[r] = matches!(op.op, Op::Constant(_) | Op::Iota(_) | Op::Coordinate(_));
+                    gathered[r] = of_weights && again && !read[r];
+                    f.stays[r] = leaf || of_weights && !gathered[r];
+                }
+            }
+            ops().filter(|o| o.phase == Phase::Update).flat_map(|o| &o.args).for_each(|a| f.stays[a.index()] = true);
+            block.results.iter().for_each(|v| f.stays[v.index()] = true);
+        }
+        g.outputs.iter().for_each(|o| f.stays[o.value.index()] = true);
+        f
+    }
+}
+
+/// By scope: the turn of the outermost loop over layers that it belongs to.
+pub(super) fn turns(g: &Graph) -> Vec<Option<u32>> {
+    let mut known: HashMap<&str, u32> = HashMap::new();
+    let mut out = Vec::with_capacity(g.scopes.len());
+    for s in &g.scopes {
+        let next = known.len() as u32;
+        out.push(turn(&s.path).map(|path| *known.entry(path).or_insert(next)));
+    }
+    out
+}
+
+/// `block.3` of `block.3.attention`.
+fn turn(path: &str) -> Option<&str> {
+    let mut end = 0;
+    for part in path.split('.') {
+        end += part.len();
+        if !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()) {
+            return Some(&path[..end]);
+        }
+        end += 1;
+    }
+    None
+}
+
+/// By scope: the outermost of these roots that it belongs to.
+fn instances(g: &Graph, roots: &[ScopeId]) -> Vec<Option<u32>> {
+    let mut out: Vec<Option<u32>> = Vec::with_capacity(g.scopes.len());
+    for (k, s) in g.scopes.iter().enumerate() {
+        let above = s.parent.filter(|p| p.index() < k).and_then(|p| out[p.index()]);
+        out.push(above.or_else(|| roots.contains(&ScopeId(k as u32)).then_some(k as u32)));
+    }
+    out
+}
+
+/// Drops what units make and nobody else reads.
+fn inside(g: &Graph, unit: &[Option<u32>], facts: &Facts, out: &mut [bool]) {
+    let of = |op: &Operation| unit.get(op.scope.index()).copied().flatten();
+    let mut leaves = vec![false; g.values.len()];
+    for block in &g.blocks {
+        for op in block.ops.iter().map(|id| g.op(*id)).filter(|op| op.phase == Phase::Forward) {
+            let here = of(op);
+            for a in &op.args {
+                leaves[a.index()] |= g.def_op(*a).is_some_and(|made| of(made) != here);
+            }
+        }
+    }
+    for op in in_order(g).filter(|op| op.phase == Phase::Forward && of(op).is_some()) {
+        // What others read of gathered parameters is gathered again for them, too.
+        op.results.iter().for_each(|r| out[r.index()] |= !leaves[r.index()] || facts.weights[r.index()]);
+    }
+}
+
+/// Drops values of a name in all their forms.
+fn named(g: &Graph, name: &str, scopes: &[ScopeId], facts: &Facts, out: &mut [bool]) {
+    let mut own = vec![false; g.values.len()];
+    for op in in_order(g).filter(|op| op.phase == Phase::Forward) {
+        for r in &op.results {
+            let called = g.value(*r).name.as_deref() == Some(name) && scopes.contains(&op.scope);
+            own[r.index()] = (called || is_form(op) && own[op.args[0].index()]) && !facts.weights[r.index()];
+            out[r.index()] |= own[r.index()];
+        }
+    }
+}
+
+/// Drops what was gathered, in all its forms.
+fn gathered(g: &Graph, facts: &Facts, out: &mut [bool]) {
+    let gathers = |op: &Operation| matches!(&op.op, Op::Collective(c) if c.kind == CollectiveKind::AllGather);
+    for op in in_order(g).filter(|op| op.phase == Phase::Forward) {
+        for r in &op.results {
+            let from = gathers(op) || matches!(op.op, Op::Reshape { .. }) && out[op.args[0].index()];
+            out[r.index()] = from && !facts.weights[r.index()];
+        }
+    }
+}
+
+/// The operations of blocks, each block's in order.
+fn in_order(g: &Graph) -> impl Iterator<Item = &Operation> {
+    g.blocks.iter().flat_map(|b| &b.ops).map(|id| g.op(*id))
+}
+
+/// Whether an operation gives its operand in another layout, type or under other names of dims.
+fn is_form(op: &Operation) -> bool {
+    matches!(op.op, Op::Reshape { .. } | Op::Broadcast { .. } | Op::Collective(_) | Op::Map(MapOp::Cast(_)))
+}

@@ -1,0 +1,130 @@
+//! What a plan has computed again: the same numbers, less memory, and the exchanges that it takes.
+
+#[path = "support/plans.rs"]
+#[allow(dead_code)]
+mod plans;
+#[path = "support/spread.rs"]
+#[allow(dead_code)]
+mod spread;
+#[path = "support/ranks.rs"]
+#[allow(dead_code)]
+mod support;
+
+use partita::ir::{Operation, Phase};
+use partita::types::DType::{self, F32, F64};
+use spread::{Results, Spread, spread};
+
+/// Attention by hand, with dropout of its weights, of its result and of the embedding.
+const MODEL: &str = "
+use nn.{Embedding, LayerNorm, Linear, dropout, gelu_tanh, softmax}
+use losses.{cross_entropy}
+use optim.{sgd}
+dim batch = 4, seq = 6, vocab = 10, embed = 8, heads = 2, head_dim = embed / heads, mlp = 16, depth = 3
+layer Core[key](q: [batch, seq, heads, head_dim], k: [batch, key, heads, head_dim], v: [batch, key, heads, head_dim])
+    -> [batch, seq, heads, head_dim] {
+    let scores = dot[head_dim](q, k) / sqrt(head_dim)
+    let weights = dropout(softmax[key](where(iota[key] <= iota[seq], scores, -1e9)))
+    dot[key](weights, v)
+}
+layer Attention(x: [batch, seq, embed]) -> [batch, seq, embed] {
+    dim key = seq
+    let query, keys, values = Linear[embed, (heads, head_dim)]
+    let out = Linear[(heads, head_dim), embed]
+    let q = query(x)
+    let k = keys(x)[seq -> key]
+    let v = values(x)[seq -> key]
+    out(Core[key](q, k, v))
+}
+layer Block(x: [batch, seq, embed]) -> [batch, seq, embed] {
+    let norm1, norm2 = LayerNorm[embed]
+    let up = Linear[embed, mlp]
+    let down = Linear[mlp, embed]
+    let h = x + dropout(Attention(norm1(x)))
+    let wide = up(norm2(h))
+    h + dropout(down(gelu_tanh(wide)))
+}
+model Gpt(tokens: int[batch, seq], targets: int[batch, seq]) {
+    let wte = Embedding[vocab, embed]
+    let norm = LayerNorm[embed]
+    let h = dropout(wte(tokens))
+    for i in depth { h = Block(h) }
+    loss mean[batch, seq](cross_entropy[vocab](dot[embed](norm(h), wte.table), targets))
+}
+train Gpt { optimizer sgd(lr = 0.1, momentum = 0.9)\n steps 2\n seed 3 }
+";
+
+const POLICIES: [&str; 8] = [
+    "full",
+    "full { keep = collectives }",
+    "Attention",
+    "Core",
+    "Attention { keep = collectives }",
+    "Block.wide, Attention.q, LayerNorm",
+    "Attention.v, Core.weights",
+    "gathers",
+];
+
+fn tokens() -> [(&'static str, Vec<f64>); 2] {
+    let of = |k: usize| (0..24).map(|i| ((i * k + 3) % 10) as f64).collect();
+    [("tokens", of(7)), ("targets", of(3))]
+}
+
+fn model(plan: &str, precision: DType) -> Spread {
+    spread(MODEL, plan, precision, &tokens())
+}
+
+fn repeated(s: &Spread) -> usize {
+    let ops = s.graph.blocks.iter().flat_map(|b| &b.ops).map(|id| s.graph.op(*id));
+    ops.filter(|o: &&Operation| o.again && o.phase == Phase::Backward).count()
+}
+
+/// `tolerance`: relative to the largest number of an array.
+#[track_caller]
+fn near(what: &str, a: &Results, b: &Results, tolerance: f64) {
+    assert_eq!(a.keys().collect::<Vec<_>>(), b.keys().collect::<Vec<_>>());
+    for (name, x) in a {
+        let scale = x.iter().fold(1e-2f64, |m, x| m.max(x.abs()));
+        for (i, (x, y)) in x.iter().zip(&b[name]).enumerate() {
+            let same = x.to_bits() == y.to_bits() || (x - y).abs() <= tolerance * scale;
+            assert!(same, "{what}: {name} at {i} is {x}, not {y}");
+        }
+    }
+}
+
+fn same_numbers(plan: &str, policies: &[&str]) {
+    let (plain, fast) = (model(plan, F64), model(plan, F32));
+    let (exact, quick) = (plain.interpreted(), fast.compiled());
+    assert_eq!(repeated(&plain), 0);
+    for policy in policies {
+        let with = format!("{plan}\nrecompute {policy}");
+        let s = model(&with, F64);
+        assert!(repeated(&s) > 0 || *policy == "gathers", "{with}");
+        near(&with, &s.interpreted(), &exact, 0.0);
+        near(&with, &model(&with, F32).compiled(), &quick, 1e-6);
+    }
+}
+
+/// Draws are the same draws.
+#[test]
+fn f3_repeated_masks_are_the_same_masks() {
+    same_numbers("", &POLICIES);
+    same_numbers("microbatches 2", &POLICIES);
+}
+
+#[test]
+fn f3_on_many_ranks() {
+    for (k, plan) in [
+        "mesh dp = 2\nshard batch by dp\nmicrobatches 2\nzero 3 by dp",
+        "mesh tp = 2\nshard heads, mlp, vocab by tp",
+        "mesh tp = 2\nshard heads, mlp, vocab by tp\nshard seq by tp in LayerNorm, dropout",
+        "mesh dp = 2, tp = 2\nshard batch by dp\nshard heads, mlp by tp\nzero 1 by dp",
+        "mesh cp = 2\nshard seq by cp\nmicrobatches 2",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        // Each plan with some of them, each of them with some plans.
+        let some = [POLICIES[k], POLICIES[(k + 3) % POLICIES.len()]];
+        same_numbers(plan, &some);
+    }
+}
