@@ -135,3 +135,55 @@ fn cycle(table: &Table, index: &Index, next: &[usize]) -> Problem {
     }
     Problem::new(Fault::Cycle { around: path })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schedule::file;
+
+    fn found(text: &str) -> Vec<String> {
+        let t = file::parse(text).expect("a table").table;
+        check(&t).iter().map(|p| p.message(&t)).collect()
+    }
+
+    #[test]
+    fn mistakes_are_found() {
+        assert_eq!(found("0F0,0B0\n1F0,1B0"), [""; 0]);
+        assert_eq!(found("0F0,0I0,0W0\n1F0,1B0"), [""; 0]);
+        assert_eq!(found("0F0,0B0\n1F0"), ["no rank computes 1B0"]);
+        assert_eq!(found("0F0,0B0\n1F0,1I0"), ["no rank computes 1W0"]);
+        assert_eq!(found("0F0,0B0\n1F0,1W0"), ["no rank computes 1I0"]);
+        assert_eq!(found("0B0\n1F0,1B0"), ["no rank computes 0F0"]);
+        assert_eq!(found("0F0,0B0,0W0\n1F0,1B0"), ["0W0 (entry 2 of rank 0) repeats 0B0 (entry 1 of rank 0)"]);
+        assert_eq!(
+            found("0F0,1B0\n1F0,0B0"),
+            [
+                "1B0 (entry 1 of rank 0) is on a rank that does not hold its stage",
+                "1B0 (entry 1 of rank 0) is on another rank than 1F0 (entry 0 of rank 1)",
+                "0B0 (entry 1 of rank 1) is on a rank that does not hold its stage",
+                "0B0 (entry 1 of rank 1) is on another rank than 0F0 (entry 0 of rank 0)"
+            ]
+        );
+        assert_eq!(
+            found("0B0,0F0\n1F0,1B0"),
+            ["0B0 (entry 0 of rank 0) comes before 0F0 (entry 1 of rank 0), which it needs"]
+        );
+    }
+
+    /// Rank 0 waits for the gradient of a microbatch that rank 1 will see only after the next one, which rank 0 has not sent.
+    #[test]
+    fn circles_are_drawn() {
+        let text = "0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0";
+        let t = file::parse(text).expect("a table").table;
+        let p = &check(&t)[0];
+        let Fault::Cycle { around } = &p.fault else { panic!("{p:?}") };
+        let names: Vec<String> = around.iter().map(|p| t.action(*p).to_string()).collect();
+        assert_eq!(names, ["0B0", "1B0", "1F1", "0F1"]);
+        assert!(p.message(&t).starts_with("the ranks wait for each other: 0B0 (entry 1 of rank 0) waits for 1B0"));
+    }
+
+    #[test]
+    fn two_ranks_may_hold_a_stage() {
+        assert_eq!(found("0F0,0B0,1F1,1B1\n1F0,1B0,0F1,0B1"), [""; 0]);
+    }
+}

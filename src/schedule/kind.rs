@@ -1,6 +1,7 @@
 //! Schedules by the names that plans use, and their tables.
 
-use super::{Costs, Problem, Table, family};
+use super::check::check;
+use super::{Costs, Problem, Table, family, file};
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Schedule {
@@ -100,7 +101,7 @@ impl Schedule {
         costs: &Costs,
         read: &dyn Fn(&str) -> Result<String, String>,
     ) -> Result<Table, Problem> {
-        let _ = (costs, read);
+        let _ = costs;
         if let Some(p) = self.refuses(ranks, microbatches) {
             return Err(p);
         }
@@ -119,8 +120,30 @@ impl Schedule {
             Schedule::DualPipeV => family::dual::pipe_v(p, m),
             Schedule::Auto => family::interleaved::table(p, m, 1),
             Schedule::File(path) => {
-                return Err(Problem::impossible(format!("{path} is not read"), "name a schedule"));
+                let text = read(path)
+                    .map_err(|e| Problem::impossible(format!("{path} cannot be read: {e}"), "check the path"))?;
+                let table = file::parse(&text)?.table;
+                if let Some(p) = fits(&table, p, m).or_else(|| check(&table).into_iter().next()) {
+                    return Err(p);
+                }
+                table
             }
         })
     }
+}
+
+/// What is wrong with a table for so many ranks and microbatches.
+pub fn fits(table: &Table, ranks: usize, microbatches: usize) -> Option<Problem> {
+    if table.ranks.len() != ranks {
+        return Some(Problem::impossible(
+            format!("the table has {} ranks, the axis {ranks}", table.ranks.len()),
+            format!("write {ranks} lines, or make the axis {}", table.ranks.len()),
+        ));
+    }
+    (table.microbatches != microbatches).then(|| {
+        Problem::impossible(
+            format!("the table has {} microbatches, the pipeline {microbatches}", table.microbatches),
+            format!("write `microbatches = {}`", table.microbatches),
+        )
+    })
 }

@@ -11,18 +11,19 @@
 //!   computes its `F`.
 //!
 //! Reading order: this file (tables), `kind.rs` (schedules by name), `family/` (generators), `check.rs`, `costs.rs`,
-//! `simulate.rs` (times and memory).
+//! `simulate.rs` (times and memory), `file.rs` (tables as text).
 
 pub mod check;
 mod costs;
 mod family;
+pub mod file;
 mod fill;
 mod kind;
 mod problem;
 mod simulate;
 
 pub use costs::{Costs, StageCost};
-pub use kind::{Schedule, WITH_ARGUMENT, WORDS};
+pub use kind::{Schedule, WITH_ARGUMENT, WORDS, fits};
 pub use problem::{Fault, Problem};
 pub use simulate::{Simulation, simulate};
 

@@ -1,6 +1,7 @@
 //! What can be wrong with a table or with the question for one, as values.
 
 use super::{Action, Place, Table};
+use std::ops::Range;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Problem {
@@ -27,8 +28,8 @@ pub enum Fault {
     Early { needs: Place },
     /// Each waits for the next, the last for the first.
     Cycle { around: Vec<Place> },
-    /// Cannot be read: line and column from 1, and what is wrong.
-    Unreadable { line: usize, column: usize, why: String },
+    /// A text that cannot be read: where, also as line and column from 1, and what is wrong.
+    Unreadable { bytes: Range<usize>, line: usize, column: usize, why: String },
 }
 
 impl Problem {
