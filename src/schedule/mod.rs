@@ -11,8 +11,10 @@
 //!   computes its `F`.
 //!
 //! Reading order: this file (tables), `kind.rs` (schedules by name), `family/` (generators), `check.rs`, `costs.rs`,
-//! `simulate.rs` (times and memory), `file.rs` (tables as text).
+//! `simulate.rs` (times and memory), `file.rs` (tables as text), `program/` (what ranks do and send),
+//! `certify.rs` (why they cannot wait for each other forever).
 
+pub mod certify;
 pub mod check;
 mod costs;
 mod family;
@@ -20,6 +22,7 @@ pub mod file;
 mod fill;
 mod kind;
 mod problem;
+pub mod program;
 mod simulate;
 
 pub use costs::{Costs, StageCost};
