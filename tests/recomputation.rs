@@ -10,6 +10,8 @@ mod spread;
 #[allow(dead_code)]
 mod support;
 
+use partita::driver::memory::{Needed, needed};
+use partita::driver::{Options, pipeline};
 use partita::ir::{Operation, Phase};
 use partita::types::DType::{self, F32, F64};
 use spread::{Results, Spread, spread};
@@ -126,5 +128,70 @@ fn f3_on_many_ranks() {
         // Each plan with some of them, each of them with some plans.
         let some = [POLICIES[k], POLICIES[(k + 3) % POLICIES.len()]];
         same_numbers(plan, &some);
+    }
+}
+
+/// Larger, so that what is kept matters.
+fn needs(plan: &str) -> Needed {
+    let sizes = "batch = 16, seq = 128, vocab = 32, embed = 64, heads = 4, depth = 6";
+    let (world, options) = plans::planned(&plans::gpt(sizes, "adamw(lr = 1e-3)"), plan);
+    plans::sound(plan, needed(&Options { threads: 1, ..options }, &world))
+}
+
+#[test]
+fn peaks_fall_as_more_is_computed_again() {
+    for mesh in ["", "mesh dp = 2\nshard batch by dp\nzero 2 by dp\n", "mesh tp = 2\nshard heads, mlp by tp\n"] {
+        let policies = ["none", "Attention", "full"];
+        let found = policies.map(|p| needs(&format!("{mesh}recompute {p}")));
+        let peaks = found.each_ref().map(|n| n.report.peak_bytes);
+        assert!(peaks[0] > peaks[1] && peaks[1] > peaks[2], "{mesh}: {peaks:?}");
+        let shares = found.each_ref().map(|n| n.again.as_ref().map_or(0.0, |a| a.share));
+        assert!(shares[0] == 0.0 && shares[0] < shares[1] && shares[1] < shares[2], "{mesh}: {shares:?}");
+    }
+}
+
+/// The limit holds, nothing is computed again where it need not be, and less memory takes more work.
+#[test]
+fn auto_fits_into_the_memory_that_it_is_given() {
+    for mesh in ["", "microbatches 2\n", "mesh tp = 2\nshard heads, mlp by tp\nmicrobatches 2\n"] {
+        let auto = |bytes: usize| needs(&format!("{mesh}recompute auto(memory = {} KiB)", bytes / 1024));
+        let [most, least] = ["none", "full"].map(|p| needs(&format!("{mesh}recompute {p}")).report.peak_bytes);
+        assert!(auto(most + 1024).again.is_none());
+        let mut last = 0.0;
+        for k in 1..=4 {
+            let limit = most - (most - least) * k / 5;
+            let found = auto(limit);
+            let share = found.again.as_ref().map_or(0.0, |a| a.share);
+            assert!(found.report.peak_bytes <= limit && found.short().is_none(), "{mesh}{limit}");
+            assert!(share >= last && share > 0.0, "{mesh}{limit}: {share} after {last}");
+            last = share;
+        }
+        // No more than all of it.
+        let full = needs(&format!("{mesh}recompute full")).again.map_or(0.0, |a| a.share);
+        assert!(last <= full, "{last} {full}");
+        let short = auto(least / 2).short().expect("nothing fits into that");
+        assert_eq!(short.sink.sorted()[0].code, "E0604");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_not_run() {
+    let sizes = "batch = 2, seq = 8, vocab = 16, embed = 16, heads = 2, depth = 2";
+    let (world, options) = plans::planned(&plans::gpt(sizes, "sgd(lr = 0.1)"), "recompute auto(memory = 8 KiB)");
+    let mut g = plans::graphs(&(world, options.clone()), "");
+    let found = pipeline::program(&mut g, pipeline::ALL, None, &options).err().expect("it does not fit");
+    assert_eq!(found.sink.sorted()[0].code, "E0604");
+}
+
+/// The choice is one of policies like the others: it changes no number.
+#[test]
+fn auto_changes_no_number() {
+    for plan in ["microbatches 2", "mesh tp = 2\nshard heads, mlp, vocab by tp"] {
+        let peak = |policy: &str| {
+            let (world, options) = plans::planned(MODEL, &format!("{plan}\nrecompute {policy}"));
+            plans::sound(plan, needed(&Options { threads: 1, ..options }, &world)).report.peak_bytes
+        };
+        let middle = (peak("none") + peak("full")) / 2;
+        same_numbers(plan, &[&format!("auto(memory = {} KiB)", middle.div_ceil(1024))]);
     }
 }

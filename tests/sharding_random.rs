@@ -9,8 +9,9 @@ pub use partita;
 use graphs::{KINDS, Rng, random_case};
 use partita::driver::verify::{part, places};
 use partita::interp::{Env, run, run_ranks};
-use partita::ir::{DimId, Graph, OutputKind, print, prune, verify};
+use partita::ir::{DimId, Graph, OutputKind, Phase, print, prune, verify};
 use partita::mesh::{Atom, Axis, Entry, Mesh, Order};
+use partita::recompute;
 use partita::shard::{self, Pin, Rules, Strength};
 use partita::source::{FileId, Span};
 use partita::types::DType;
@@ -52,6 +53,19 @@ fn rules(rng: &mut Rng, g: &Graph) -> Rules {
     Rules { pins: pins.collect(), mesh, ring, ..Rules::default() }
 }
 
+/// Has a later part of the program compute again what chance says.
+fn repeat_some(rng: &mut Rng, g: &mut Graph) {
+    for block in g.blocks.clone() {
+        let late = block.ops.len() * (2 + rng.below(6)) / 10;
+        block.ops[late..].iter().for_each(|id| g.ops[id.index()].phase = Phase::Backward);
+    }
+    let mut dropped = vec![false; g.values.len()];
+    for op in g.ops.iter().filter(|op| op.phase == Phase::Forward && rng.below(2) == 0) {
+        op.results.iter().for_each(|r| dropped[r.index()] = true);
+    }
+    recompute::repeat(g, &dropped);
+}
+
 fn one(seed: u64) -> Result<(), String> {
     let mut rng = Rng(seed ^ 0x5eed);
     let only: Vec<usize> = if rng.below(3) == 0 { vec![rng.below(KINDS), rng.below(KINDS)] } else { Vec::new() };
@@ -64,9 +78,12 @@ fn one(seed: u64) -> Result<(), String> {
     let Ok(wanted) = run(&graph, &env) else { return Ok(()) };
     let rules = rules(&mut rng, &graph);
     let storage = shard::storage(&graph, &rules);
-    let out = shard::shard(&graph, &rules, &storage);
-    shard::verify(&out.graph).map_err(|e| format!("{e}\n{}", print::print(&out.graph)))?;
-    let g = &out.graph;
+    let mut out = shard::spread(&graph, &rules, &storage).graph;
+    if rng.below(2) == 0 {
+        repeat_some(&mut rng, &mut out);
+    }
+    let g = &shard::ordered(out);
+    shard::verify(g).map_err(|e| format!("{e}\n{}", print::print(g)))?;
     let envs: Vec<Env> = (0..g.mesh.ranks())
         .map(|rank| Env {
             rank,

@@ -21,7 +21,7 @@ pub fn run(args: &MemoryArgs, threads: usize, out: &mut Output) -> Code {
     } else {
         table(&needed, args.all, out);
     }
-    match args.limit.and_then(|limit| needed.over(limit)) {
+    match needed.short().or_else(|| args.limit.and_then(|limit| needed.over(limit))) {
         Some(findings) => out.findings(&findings),
         None => OK,
     }
@@ -54,6 +54,14 @@ fn table(n: &Needed, all: bool, out: &mut Output) {
     }
     for line in &n.uneven {
         out.line(format!("uneven: {line}; every rank has room for the largest"));
+    }
+    match &n.again {
+        Some(again) => {
+            out.line(format!("computed again in the backward pass: {}", again.more()));
+            again.lines().into_iter().for_each(|line| out.line(format!("  {line}")));
+        }
+        None if n.graphs.again.is_some() => out.line("computed again in the backward pass: nothing"),
+        None => {}
     }
     out.line("\nby category");
     for (name, bytes) in r.by_category.iter().filter(|(_, b)| **b > 0) {

@@ -122,4 +122,5 @@ codes! {
     "W0012" "checkpoint of another program"
     "W0013" "gathered whole unasked"
     "W0014" "recomputation without effect"
+    "W0015" "recomputation that was chosen"
 }

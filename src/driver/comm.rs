@@ -46,6 +46,7 @@ pub fn found(options: &Options, world: &dyn World) -> Outcome<Findings> {
         None => Vec::new(),
     };
     let mut out = graphs.findings;
+    graphs.short.into_iter().for_each(|d| out.sink.push(d));
     warnings.into_iter().for_each(|d| out.sink.push(d));
     Ok(out)
 }

@@ -45,7 +45,7 @@ fn kept(cache: &Cache) -> String {
 }
 
 /// Bytes of memory in all, and available.
-fn memory() -> Option<(u64, u64)> {
+pub fn memory() -> Option<(u64, u64)> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let field = |name: &str| -> Option<u64> {
         let line = text.lines().find(|l| l.starts_with(name))?;

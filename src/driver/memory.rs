@@ -3,6 +3,7 @@
 use super::findings::{Findings, Outcome, span_of};
 use super::options::Options;
 use super::pipeline::{self, Graphs};
+use super::recompute::Repeated;
 use super::{check, plan, sharding, weights};
 use crate::diag::{Diagnostic, Sink};
 use crate::ir::{CutDim, Graph};
@@ -32,6 +33,8 @@ pub struct Needed {
     pub uneven: Vec<String>,
     /// The peak of the same program on one device; none where it is on one.
     pub one_device: Option<usize>,
+    /// What the backward pass of training computes again because of the plan.
+    pub again: Option<Repeated>,
     pub graphs: Graphs,
 }
 
@@ -49,9 +52,10 @@ pub fn needed(options: &Options, world: &dyn World) -> Outcome<Needed> {
     };
     let scratch_bytes = scratch_bytes(&program, (options.thread_count() / ranks).max(1));
     let checkpoint_bytes = weights::saved_bytes(&graphs.recipe);
+    let again = Repeated::of(programs.as_ref().map_or(&graphs.train, |p| &p.train.graph));
     let uneven = programs.map_or_else(Vec::new, |p| uneven(&p.train.graph));
     let plan = options.plan.clone();
-    Ok(Needed { plan, mesh, ranks, report, scratch_bytes, checkpoint_bytes, uneven, one_device, graphs })
+    Ok(Needed { plan, mesh, ranks, report, scratch_bytes, checkpoint_bytes, uneven, one_device, again, graphs })
 }
 
 /// The report of the routine that needs most.
@@ -128,11 +132,20 @@ impl Needed {
             ));
         }
         let cure = match self.ranks {
-            1 => "use a smaller batch, `microbatches` in a plan, or a lower precision",
-            _ => "use more ranks, a higher level of `zero`, `recompute gathers`, `microbatches`, or a lower precision",
+            1 => "use a smaller batch, `microbatches` or `recompute auto(memory = ..)` in a plan, or a lower precision",
+            _ => {
+                "use more ranks, a higher level of `zero`, `recompute auto(memory = ..)`, `microbatches`, or a lower precision"
+            }
         };
         let mut f = Findings { sources: sources.clone(), ..Findings::default() };
         f.sink.push(d.help(cure));
+        Some(Box::new(f))
+    }
+
+    /// The error where no recomputation has it fit into what the plan allows.
+    pub fn short(&self) -> Option<Box<Findings>> {
+        let mut f = Findings { sources: self.graphs.findings.sources.clone(), ..Findings::default() };
+        f.sink.push(self.graphs.short.clone()?);
         Some(Box::new(f))
     }
 
@@ -149,6 +162,11 @@ impl Needed {
         if let Some(bytes) = self.one_device {
             out["one_device"] = json!({"peak_bytes": bytes});
             out["uneven"] = json!(self.uneven);
+        }
+        if let Some(again) = &self.again {
+            let one = |(value, times): &(String, usize)| json!({"value": value, "times": times});
+            let values: Vec<Value> = again.values.iter().map(one).collect();
+            out["recomputed"] = json!({"more_flops": again.share, "values": values});
         }
         out
     }

@@ -6,7 +6,7 @@ use super::options::Options;
 use super::origin::Origin;
 use super::passes::{Passes, internal};
 use super::recipe::{Load, Recipe, Valid};
-use super::recompute::{self, Asked};
+use super::recompute;
 use super::sample::{self, SampleGraphs};
 use super::sharding::{self, Programs, Sharding};
 use super::{average, data, plan, size};
@@ -43,6 +43,8 @@ pub struct Graphs {
     pub sharding: Option<Sharding>,
     /// What the backward pass of the train step computes again: on one device it does so in `train`.
     pub again: Option<Policy>,
+    /// Why that does not have it fit into the memory that the plan allows.
+    pub short: Option<Diagnostic>,
     pub timings: Vec<(&'static str, Duration)>,
 }
 
@@ -137,20 +139,20 @@ pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
         })?;
     }
     let init = p.run("drop zeros", || without_zeros(init));
-    let [mut train, eval, init] = p.run("prune", || [train, eval, init].map(|g| prune::prune(&g)));
-    let again = asked.map(|Asked::Policy(policy)| policy);
-    if let (None, Some(policy)) = (&sharding, &again) {
-        // What ranks hold is computed again where it is known what that is.
-        p.run("recompute", || crate::recompute::recompute(&mut train, policy));
-        recompute::without_effect(&train, policy).into_iter().for_each(|d| found.push(d));
-    }
+    let [train, eval, init] = p.run("prune", || [train, eval, init].map(|g| prune::prune(&g)));
     for (name, graph) in [("train-pruned", &train), ("eval-pruned", &eval), ("init-pruned", &init)] {
         p.graph(name, graph, &c.sources)?;
         size::addressable(graph).map_err(|d| with(d, &c.sources))?;
     }
     let findings = Findings { sources: c.sources, sink: found };
     let sharding = sharding.map(|s| s.on(&train));
-    Ok(Graphs { findings, recipe, train, eval, init, sharding, again, timings: p.timings })
+    let mut g = Graphs { findings, recipe, train, eval, init, sharding, again: None, short: None, timings: Vec::new() };
+    p.run("recompute", || recompute::apply(asked, &mut g, options))?;
+    if g.sharding.is_none() && g.again.is_some() {
+        p.graph("train-again", &g.train, &g.findings.sources)?;
+    }
+    g.timings = p.timings;
+    Ok(g)
 }
 
 /// Parameters and states are zeros before their initial values are computed, so those that begin as zeros need no pass
@@ -181,6 +183,9 @@ pub fn program(
 ) -> Outcome<Program> {
     let mut p = Passes::new(options);
     let sources = g.findings.sources.clone();
+    if let Some(short) = g.short.take().filter(|_| routines.contains(&TRAIN)) {
+        return Err(with(short, &sources));
+    }
     let mut module = Module::new(&sources);
     let mut stored = None;
     if let Some(programs) = p.run("shard", || sharding::programs(g))? {

@@ -13,7 +13,7 @@ use super::verify::Stopped;
 use super::{check, plan, verify};
 use crate::diag::{Diagnostic, Severity};
 use crate::inspect::Comm;
-use crate::ir::{BlockId, DimId, ENTRY, Graph, Op};
+use crate::ir::{DimId, ENTRY, Graph, work};
 use crate::mesh::Axis;
 use crate::resolve::{Entity, MAIN, Program};
 use crate::source::{SourceMap, World};
@@ -54,8 +54,10 @@ pub fn verified(options: &Options, steps: u64, full: bool, world: &dyn World) ->
     let report = match (full, small_enough(&g, MOST_RANKS)) {
         (false, Err(d)) => {
             let ranks = g.sharding.as_ref().map_or(1, |s| s.mesh().ranks());
-            notes
-                .push(format!("made smaller, from {ranks} ranks and {:.3} GFLOP a step", flops(&g.train, ENTRY) / 1e9));
+            notes.push(format!(
+                "made smaller, from {ranks} ranks and {:.3} GFLOP a step",
+                work::flops(&g.train, ENTRY) / 1e9
+            ));
             let smaller = smaller(&options, &g, steps, d, world)?;
             if !smaller.alike {
                 notes.push(
@@ -284,7 +286,7 @@ fn alone(g: Graphs, plan: String, steps: u64) -> Verified {
 
 /// An error where a program would take hours.
 fn small_enough(g: &Graphs, most: usize) -> Result<(), Diagnostic> {
-    let flops = flops(&g.train, ENTRY);
+    let flops = work::flops(&g.train, ENTRY);
     let ranks = g.sharding.as_ref().map_or(1, |s| s.mesh().ranks());
     if ranks <= most && flops <= MOST_FLOPS {
         return Ok(());
@@ -298,25 +300,6 @@ fn small_enough(g: &Graphs, most: usize) -> Result<(), Diagnostic> {
         .with_note("a plan is verified by interpreting the program twice: whole, and on every rank")
         .with_note("no smaller sizes of the file's own dims were found that can be run instead")
         .help("make dims smaller by `--set NAME=N` and axes by `--mesh AXIS=N`, or run it as it is by `--full`"))
-}
-
-/// Arithmetic of a block, roughly: of products what they multiply and add, of all else its elements.
-pub fn flops(g: &Graph, block: BlockId) -> f64 {
-    let size = |dims: &[crate::ir::DimId]| dims.iter().map(|d| g.size(*d) as f64).product::<f64>();
-    let one = |id: &crate::ir::OpId| {
-        let op = g.op(*id);
-        let results: f64 = op.results.iter().map(|r| size(&g.value(*r).dims)).sum();
-        match &op.op {
-            Op::Loop { body, dim, .. } => g.size(*dim) as f64 * flops(g, *body),
-            Op::Dot { contract } => 2.0 * results * size(contract),
-            Op::Attention(a) | Op::AttentionGrad(a) => {
-                let work = 2.0 * size(&g.value(op.args[0]).dims) * g.size(a.key) as f64;
-                if matches!(op.op, Op::Attention(_)) { 2.0 * work } else { 5.0 * work }
-            }
-            _ => op.args.iter().map(|a| size(&g.value(*a).dims)).fold(results, f64::max),
-        }
-    };
-    g.block(block).ops.iter().map(one).sum()
 }
 
 /// Sizes of the dims that inputs and parameters have.

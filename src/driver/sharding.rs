@@ -4,7 +4,7 @@ use super::findings::Outcome;
 use super::options::Options;
 use super::passes::internal;
 use super::pipeline::Graphs;
-use super::recompute::{self, Asked, without_effect};
+use super::recompute::{self, Asked};
 use crate::check::plan::{Gather, Link, Order};
 use crate::diag::{Diagnostic, Sink};
 use crate::elaborate::Elab;
@@ -12,7 +12,7 @@ use crate::elaborate::plan::{self, PlanScope, ResolvedPlan, RuleKind};
 use crate::inspect::unasked;
 use crate::ir::{DimId, Graph, Op};
 use crate::mesh::{self, Atom, Axis, Cut, Entry, Mesh};
-use crate::recompute::{Policy, recompute};
+use crate::recompute::Policy;
 use crate::resolve::Program;
 use crate::shard::{self, Pin, Place, Rules, Sharded, Storage, Strength, Zero};
 use crate::stage;
@@ -178,9 +178,9 @@ fn one(name: &str, graph: &Graph, rules: &Rules, s: &Sharding, g: &Graphs, again
 pub fn of_rank(graph: &Graph, rules: &Rules, storage: &Storage, again: Option<&Policy>) -> Sharded {
     let mut out = shard::spread(graph, rules, storage);
     if let Some(policy) = again {
-        let origins = recompute(&mut out.graph, policy);
+        let origins = crate::recompute::recompute(&mut out.graph, policy);
         out.repeated(&origins, policy.span);
-        out.warnings.extend(without_effect(&out.graph, policy));
+        out.warnings.extend(recompute::notes(&out.graph, policy));
     }
     out.ordered()
 }

@@ -4,7 +4,8 @@
 //! `kernel` lowers. Reading order: this file (types), `builder.rs` (the only way to add operations; derives result
 //! types), `verify.rs` and `rules.rs` (the invariants; what each operation demands), `print.rs`, `lex.rs` and `parse.rs` (text
 //! form, round trip), `digest.rs` (bytes for fingerprints), `prune.rs` (dead code and common subexpressions),
-//! `again.rs` (what is computed twice instead of being kept).
+//! `again.rs` (what is computed twice instead of being kept), `work.rs` (how much is computed), `mincut.rs` (minimum cuts, by which passes
+//! choose).
 //!
 //! Invariants (checked by `verify`):
 //! - operations of a block stand in an order in which every operand is defined before its use;
@@ -19,11 +20,13 @@ pub mod builder;
 pub mod digest;
 mod dims;
 mod lex;
+pub mod mincut;
 pub mod parse;
 pub mod print;
 pub mod prune;
 mod rules;
 pub mod verify;
+pub mod work;
 
 pub use crate::mesh::CollectiveKind;
 use crate::mesh::{Atom, Entry, Mesh, cut};

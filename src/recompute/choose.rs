@@ -4,6 +4,7 @@
 //! read of it; what enters it is made elsewhere, and kept there. Functions of parameters alone are as large as these and kept, but for
 //! gathered ones that the backward pass does not read itself: it gathers parameters again.
 
+use super::price::Market;
 use super::{Part, Policy, What};
 use crate::ir::*;
 use crate::types::MapOp;
@@ -16,6 +17,7 @@ pub fn dropped(g: &Graph, policy: &Policy) -> Vec<bool> {
     match &policy.what {
         What::Gathers => gathered(g, &facts, &mut out),
         What::Full => inside(g, &turns(g), &facts, &mut out),
+        What::Priced(prices) => return Market::new(g, policy.keep_collectives).dropped(*prices),
         What::Parts(parts) => {
             for part in parts {
                 match part {
@@ -39,21 +41,21 @@ pub fn dropped(g: &Graph, policy: &Policy) -> Vec<bool> {
 }
 
 /// A collective by which ranks send something.
-pub(super) fn is_exchange(op: &Operation) -> bool {
+pub fn is_exchange(op: &Operation) -> bool {
     matches!(&op.op, Op::Collective(c) if c.kind != CollectiveKind::Slice)
 }
 
 /// What holds of values, whatever the policy is.
-struct Facts {
+pub(super) struct Facts {
     /// There for the backward pass in any case: made by no operation of the forward pass that has operands or draws, needed as it
     /// is by the update or outside, or a function of parameters.
-    stays: Vec<bool>,
+    pub stays: Vec<bool>,
     /// Functions of parameters alone.
-    weights: Vec<bool>,
+    pub weights: Vec<bool>,
 }
 
 impl Facts {
-    fn new(g: &Graph) -> Facts {
+    pub fn new(g: &Graph) -> Facts {
         let n = g.values.len();
         let mut f = Facts { stays: vec![true; n], weights: vec![false; n] };
         // Functions of parameters that were gathered.
@@ -103,6 +105,18 @@ pub(super) fn turns(g: &Graph) -> Vec<Option<u32>> {
     out
 }
 
+/// By scope: the layer of the model that it belongs to.
+pub(super) fn path_units(g: &Graph) -> Vec<Option<u32>> {
+    let mut known: HashMap<&str, u32> = HashMap::new();
+    let mut out = Vec::with_capacity(g.scopes.len());
+    for s in &g.scopes {
+        let next = known.len() as u32;
+        let first = s.path.split('.').next().filter(|p| !p.is_empty());
+        out.push(first.map(|path| *known.entry(path).or_insert(next)));
+    }
+    out
+}
+
 /// `block.3` of `block.3.attention`.
 fn turn(path: &str) -> Option<&str> {
     let mut end = 0;
@@ -126,9 +140,9 @@ fn instances(g: &Graph, roots: &[ScopeId]) -> Vec<Option<u32>> {
     out
 }
 
-/// Drops what units make and nobody else reads.
-fn inside(g: &Graph, unit: &[Option<u32>], facts: &Facts, out: &mut [bool]) {
-    let of = |op: &Operation| unit.get(op.scope.index()).copied().flatten();
+/// By value: whether operations of the forward pass that do not belong to its unit read it.
+pub(super) fn leaving(g: &Graph, unit: &[Option<u32>]) -> Vec<bool> {
+    let of = |op: &Operation| unit[op.scope.index()];
     let mut leaves = vec![false; g.values.len()];
     for block in &g.blocks {
         for op in block.ops.iter().map(|id| g.op(*id)).filter(|op| op.phase == Phase::Forward) {
@@ -138,6 +152,13 @@ fn inside(g: &Graph, unit: &[Option<u32>], facts: &Facts, out: &mut [bool]) {
             }
         }
     }
+    leaves
+}
+
+/// Drops what units make and nobody else reads.
+fn inside(g: &Graph, unit: &[Option<u32>], facts: &Facts, out: &mut [bool]) {
+    let of = |op: &Operation| unit[op.scope.index()];
+    let leaves = leaving(g, unit);
     for op in in_order(g).filter(|op| op.phase == Phase::Forward && of(op).is_some()) {
         // What others read of gathered parameters is gathered again for them, too.
         op.results.iter().for_each(|r| out[r.index()] |= !leaves[r.index()] || facts.weights[r.index()]);

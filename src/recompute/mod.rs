@@ -6,16 +6,18 @@
 //! where they stand. It comes after sharding, whose collectives it repeats or keeps, and before kernels are made, which by themselves
 //! repeat what is cheap (`kernel/lower/recompute.rs`).
 //!
-//! Reading order: this file, `choose.rs` (which values a policy drops).
+//! Reading order: this file, `choose.rs` (which values a policy drops), `price.rs` (which cost least).
 
 mod choose;
+mod price;
 #[cfg(test)]
 mod tests;
 
 use crate::ir::*;
 use crate::source::Span;
 
-pub use choose::dropped;
+pub use choose::{dropped, is_exchange};
+pub use price::{Market, Prices};
 
 /// What a plan says.
 #[derive(Clone, PartialEq, Debug)]
@@ -34,6 +36,8 @@ pub enum What {
     /// All that a turn of the outermost loop over layers makes, but for what leaves it.
     Full,
     Parts(Vec<Part>),
+    /// What is the cheapest at these prices.
+    Priced(Prices),
 }
 
 /// A part of a list.

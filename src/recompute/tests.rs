@@ -1,8 +1,11 @@
 //! Values that policies drop, and what stands for them, in graphs as text.
 
 use super::*;
+use crate::interp;
 use crate::ir::{parse::parse, print::print, verify::verify};
+use crate::kernel::tests::{compare, graphs};
 use crate::source::FileId;
+use crate::types::DType;
 
 fn after(text: &str, what: What, keep_collectives: bool) -> String {
     let mut graph = parse(text).unwrap();
@@ -151,4 +154,37 @@ output value y = %10
     assert_eq!(loops.len(), 2, "{found}");
     assert!(!loops[0].contains("f32[t]") && loops[1].contains("again"), "{found}");
     assert_eq!(found.matches("mul(").count(), 3);
+}
+
+/// Programs of all operations, of which the later part is the backward pass, with values dropped by chance.
+#[test]
+fn random_programs_compute_the_same_whatever_is_dropped() {
+    let mut repeated = 0;
+    for seed in 0..200 {
+        let mut case = graphs::random_case(seed, DType::F64, 16, &[]);
+        let mut rng = graphs::Rng(seed ^ 0xd4);
+        for block in case.graph.blocks.clone() {
+            let late = block.ops.len() * (3 + seed as usize % 5) / 10;
+            for id in &block.ops[late..] {
+                case.graph.ops[id.index()].phase = Phase::Backward;
+            }
+        }
+        let wanted = interp::run(&case.graph, &case.env);
+        let mut dropped = vec![false; case.graph.values.len()];
+        for op in case.graph.ops.iter().filter(|op| op.phase == Phase::Forward && rng.below(2) == 0) {
+            op.results.iter().for_each(|r| dropped[r.index()] = true);
+        }
+        let origins = repeat(&mut case.graph, &dropped);
+        verify(&case.graph).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{}", print(&case.graph)));
+        assert_eq!(origins.len(), case.graph.ops.len());
+        repeated += case.graph.ops.iter().filter(|op| op.again).count();
+        if let Ok(wanted) = wanted {
+            let found = interp::run(&case.graph, &case.env).expect("it runs as before");
+            let bits = |t: &interp::Tensor| t.data.iter().map(|x| x.to_bits()).collect::<Vec<u64>>();
+            let same = wanted.iter().map(bits).eq(found.iter().map(bits));
+            assert!(same, "seed {seed}:\n{}", print(&case.graph));
+            compare(seed, &case, &crate::kernel::Options::default(), |_| {});
+        }
+    }
+    assert!(repeated > 300, "{repeated}");
 }

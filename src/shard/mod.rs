@@ -90,7 +90,7 @@ pub struct Zero {
 }
 
 /// The program of a rank.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Sharded {
     pub graph: Graph,
     /// By operation of `graph`: why a collective is there.
@@ -132,12 +132,10 @@ pub enum Why {
 
 /// Shards a graph; the layouts of its parameters and states are given by path, as [`storage`] says them for the training step.
 pub fn shard(graph: &Graph, rules: &Rules, storage: &Storage) -> Sharded {
-    let mut out = spread(graph, rules, storage);
-    overlap::overlap(&mut out.graph);
-    out
+    spread(graph, rules, storage).ordered()
 }
 
-/// The same before operations are put into an order in which exchanges run beside others: [`Sharded::ordered`] does that.
+/// The same before operations are put into an order in which exchanges run beside others: see [`ordered`].
 pub fn spread(graph: &Graph, rules: &Rules, storage: &Storage) -> Sharded {
     let graph = facts::with_edges(graph, rules);
     let classes = classes::Classes::new(&graph);
@@ -153,6 +151,12 @@ pub fn spread(graph: &Graph, rules: &Rules, storage: &Storage) -> Sharded {
     out
 }
 
+/// The program of a rank with its operations in an order in which exchanges run beside others.
+pub fn ordered(mut graph: Graph) -> Graph {
+    overlap::overlap(&mut graph);
+    graph
+}
+
 impl Sharded {
     /// Takes note of what was made of the program, because of a statement: of each operation which one it was or repeats.
     pub fn repeated(&mut self, origins: &[OpId], span: Span) {
@@ -164,9 +168,8 @@ impl Sharded {
     }
 
     /// With its operations in their order.
-    pub fn ordered(mut self) -> Sharded {
-        overlap::overlap(&mut self.graph);
-        self
+    pub fn ordered(self) -> Sharded {
+        Sharded { graph: ordered(self.graph), ..self }
     }
 }
 

@@ -145,3 +145,54 @@ fn ranks_take_what_was_said() {
     });
     assert_eq!(ranks.len(), 6);
 }
+
+/// What is computed again is not kept: of a block in full all but its input (2 s b h), of attention queries, keys, values and what it
+/// gives, with the numbers by which its backward pass computes scores.
+#[test]
+fn what_is_computed_again_is_not_kept() {
+    let sbh = TOKENS * EMBED;
+    let norms = 16 * TOKENS;
+    for t in [1, 2, 4] {
+        let tensor = format!("mesh tp = {t}\nshard heads, mlp by tp\n");
+        assert_eq!(block(&format!("{tensor}recompute full")), 2 * sbh, "tensor over {t}");
+        assert_eq!(block(&format!("{tensor}recompute Attention")), sbh * (4 * t + 8) / t + norms, "tensor over {t}");
+        // The sums over ranks of what attention gives are kept beside it.
+        let kept = if t == 1 { 2 } else { 4 };
+        let keep = format!("{tensor}recompute full {{ keep = collectives }}");
+        assert_eq!(block(&keep), kept * sbh, "tensor over {t}");
+        let sequence = format!("{tensor}shard seq by tp in LayerNorm, dropout\nrecompute full");
+        assert_eq!(block(&sequence), 2 * sbh / t, "sequence over {t}");
+    }
+}
+
+/// Attention by hand, whose weights are s s b a numbers: they are kept unless they are computed again.
+#[test]
+fn selective_recomputation_drops_the_square_of_the_sequence() {
+    let core = "layer Core[key](q: [batch, seq, heads, head_dim], k: [batch, key, heads, head_dim], v: [batch, key, heads, head_dim])
+    -> [batch, seq, heads, head_dim] {
+    let scores = dot[head_dim](q, k) / sqrt(head_dim)
+    let weights = softmax[key](where(iota[key] <= iota[seq], scores, -1e9))
+    dot[key](dropout(weights), v)
+}
+layer Attention(";
+    let source = |depth: usize| {
+        let sizes = format!("batch = 2, seq = 512, vocab = 64, embed = {EMBED}, heads = {HEADS}, depth = {depth}");
+        let by_hand = gpt(&sizes)
+            .replacen("layer Attention(", core, 1)
+            .replace("dropout, gelu_tanh}", "dropout, gelu_tanh, softmax}");
+        let at = by_hand.find("    out(attention[").expect("attention");
+        let end = at + by_hand[at..].find('\n').expect("a line");
+        format!("{}    out(Core[key](query(x), k, v)){}", &by_hand[..at], &by_hand[end..])
+    };
+    let block = |plan: &str| {
+        let with = |depth| bytes(&of(&source(depth), &format!("precision bf16\n{plan}")), "activations");
+        with(3) - with(2)
+    };
+    let square = HEADS * TOKENS * 512;
+    let (kept, core) = (block(""), block("recompute Core"));
+    // Of the formula's 5 a s / h the masks are drawn again: weights in bf16 are left, and the sums of their rows.
+    let squares = (kept - core) as f64 / square as f64;
+    assert!((2.0..2.05).contains(&squares), "{squares}");
+    let sbh = TOKENS * EMBED;
+    assert!((20.0..20.1).contains(&(core as f64 / sbh as f64)), "{core}");
+}

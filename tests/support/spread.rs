@@ -134,6 +134,10 @@ impl Spread {
         support::feed(&all, &self.envs);
         let Env { seed, step, .. } = self.envs[0];
         all.run(0, RunArgs { seed, step, position: 0 }).unwrap_or_else(|e| panic!("{e}"));
+        let arena = all.program().routines[0].arena;
+        for rank in 0..all.ranks() {
+            assert_eq!(all.executor(rank).high_water(0), arena, "high-water mark against the plan");
+        }
         self.wholes(&support::results(&all, &self.graph))
     }
 

@@ -14,7 +14,6 @@
 mod assemble;
 mod attention;
 mod bands;
-mod cut;
 mod dot;
 mod emit;
 mod finish;

@@ -6,9 +6,9 @@
 //! and needs its operands in turn. What is computed again stands before its first reader; `group` puts it into a kernel
 //! that reads the same kept values.
 
-use super::cut::{NEVER, Network, NodeId, SINK, SOURCE};
 use super::group::is_standalone;
 use super::values::is_heavy;
+use crate::ir::mincut::{NEVER, Network, NodeId, SINK, SOURCE};
 use crate::ir::*;
 use crate::types::rng::Dist;
 use indexmap::IndexMap;

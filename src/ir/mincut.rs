@@ -1,9 +1,9 @@
-//! Minimum cuts: which arcs of least total weight separate a source from a sink (Dinic 1970).
+//! Minimum cuts, by which passes choose what is kept: which arcs of least total weight separate a source from a sink (Dinic 1970).
 
 /// Of an arc that is never cut.
-pub(super) const NEVER: u64 = u64::MAX / 4;
+pub const NEVER: u64 = u64::MAX / 4;
 
-pub(super) type NodeId = usize;
+pub type NodeId = usize;
 
 struct Arc {
     to: NodeId,
@@ -12,14 +12,14 @@ struct Arc {
 }
 
 /// A network with a source and a sink.
-pub(super) struct Network {
+pub struct Network {
     /// Arcs in pairs: the second of a pair is the first one's reverse.
     arcs: Vec<Arc>,
     out: Vec<Vec<usize>>,
 }
 
-pub(super) const SOURCE: NodeId = 0;
-pub(super) const SINK: NodeId = 1;
+pub const SOURCE: NodeId = 0;
+pub const SINK: NodeId = 1;
 
 impl Network {
     pub fn new() -> Network {
