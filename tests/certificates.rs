@@ -108,7 +108,7 @@ fn built_in() -> Vec<Schedule> {
 }
 
 fn program(s: &Schedule, p: usize, m: usize) -> Option<Program> {
-    let costs = Costs::unit(s.stages(p)?);
+    let costs = Costs::unit(s.stages(p, 0, None)?);
     let table = s.table(p, m, &costs, &|_| Err(String::new())).ok()?;
     let sizes: Vec<(u32, u64)> = (1..table.stages).map(|_| (0, 64)).collect();
     Some(build(&table, &costs, &sizes).expect("a table that can be run"))
@@ -274,8 +274,8 @@ fn runs(t: &Table) -> bool {
     };
     loop {
         let mut moved = false;
-        for rank in 0..next.len() {
-            let Some(a) = t.ranks[rank].get(next[rank]).copied() else { continue };
+        for (rank, list) in t.ranks.iter().enumerate() {
+            let Some(a) = list.get(next[rank]).copied() else { continue };
             let (s, k) = (a.stage, a.microbatch);
             let here = Some(rank);
             let ready = match a.op {
@@ -321,7 +321,7 @@ fn corrupted_tables_are_judged_alike() {
     for _ in 0..10_000 {
         let s = &schedules[random.below(schedules.len())];
         let (p, m) = (2 + 2 * random.below(2), 1 + random.below(8));
-        let costs = Costs::unit(s.stages(p).expect("a schedule of its own"));
+        let costs = Costs::unit(s.stages(p, 0, None).expect("a schedule of its own"));
         let mut t = s.table(p, m, &costs, &|_| Err(String::new())).expect("a table");
         for _ in 0..=random.below(3) {
             let list = &mut t.ranks[random.below(p)];

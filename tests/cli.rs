@@ -18,6 +18,8 @@ mod programs;
 mod run;
 #[path = "cli/sampling.rs"]
 mod sampling;
+#[path = "cli/schedules.rs"]
+mod schedules;
 #[path = "cli/training.rs"]
 mod training;
 #[path = "cli/writing.rs"]

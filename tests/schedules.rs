@@ -4,7 +4,7 @@ use partita::schedule::check::check;
 use partita::schedule::{Costs, Schedule, Simulation, Table, simulate};
 
 fn table(s: &Schedule, p: usize, m: usize) -> Table {
-    let stages = s.stages(p).expect("a schedule of its own");
+    let stages = s.stages(p, 0, None).expect("a schedule of its own");
     s.table(p, m, &Costs::unit(stages), &|_| Err("no files".into())).unwrap_or_else(|e| panic!("{s} {p} {m}: {e:?}"))
 }
 

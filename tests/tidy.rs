@@ -30,7 +30,7 @@ const EDGES: &[(&str, &str)] = &[
     ("runtime", "types mesh program"),
     ("shard", "source diag types mesh ir"),
     ("recompute", "source types ir"),
-    ("inspect", "source diag types mesh ir shard"),
+    ("inspect", "source diag types mesh ir schedule shard"),
     ("driver", "*"),
     // It steps through runs and prints their errors, so it names what programs and runs are made of.
     ("cli", "driver diag source types program runtime"),

@@ -42,6 +42,8 @@ pub enum Command {
     Memory(MemoryArgs),
     /// Show what the ranks of a plan send: every collective of a step
     Comm(CommArgs),
+    /// Show the schedule of a plan's pipeline: its timeline, idle time, memory and certificate
+    Schedule(ScheduleArgs),
     /// Run a plan on emulated ranks in f64 and compare with one device
     Verify(VerifyArgs),
     /// Write one executable that trains, evaluates and samples by itself
@@ -224,6 +226,36 @@ pub struct MemoryArgs {
     /// Fail if the program needs more, such as 24GiB
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub limit: Option<u64>,
+}
+
+#[derive(Args, Debug)]
+pub struct ScheduleArgs {
+    #[command(flatten)]
+    pub compile: CompileArgs,
+    /// Times in units: each of F, I and W of a stage takes one, B two, sending none
+    #[arg(long)]
+    pub unit: bool,
+    /// Say what was shown so that no rank waits forever
+    #[arg(long)]
+    pub certify: bool,
+    /// Report as one JSON object
+    #[arg(long, group = "form")]
+    pub json: bool,
+    /// A picture
+    #[arg(long, group = "form")]
+    pub svg: bool,
+    /// One page with everything on it: zooms, and tells what is under the pointer
+    #[arg(long, group = "form")]
+    pub html: bool,
+    /// A table that `schedule = file(..)` reads
+    #[arg(long, group = "form")]
+    pub csv: bool,
+    /// A trace for Perfetto (ui.perfetto.dev) or Chrome, to a file or to where `-o` says
+    #[arg(long, group = "form", value_name = "FILE", num_args = 0..=1)]
+    pub trace: Option<Option<PathBuf>>,
+    /// Write to a file
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]

@@ -22,6 +22,7 @@ mod output;
 mod profile;
 mod progress;
 mod sample;
+mod schedule;
 mod train;
 mod vectors;
 mod verify;
@@ -82,6 +83,7 @@ fn dispatch(cli: Cli, out: &mut Output) -> Code {
         Command::Eval(a) => eval::run(&a, threads, out),
         Command::Memory(a) => memory::run(&a, threads, out),
         Command::Comm(a) => comm::run(&a, threads, out),
+        Command::Schedule(a) => schedule::run(&a, threads, out),
         Command::Verify(a) => verify::run(&a, threads, out),
         Command::Build(a) => build::run(&a, threads, out),
         Command::Export(a) => export::run(&a, threads, out),

@@ -36,6 +36,7 @@ pub mod recompute;
 pub mod sample;
 pub mod sampler;
 pub mod scale;
+pub mod schedule;
 pub mod sharding;
 pub mod show;
 mod size;

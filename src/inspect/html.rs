@@ -17,7 +17,7 @@ const body=document.querySelector('#all tbody');const key=r=>r.cells[k].dataset.
 .forEach(r=>body.append(r));up=-up}})";
 
 /// Text as it stands in a page.
-fn plain(text: &str) -> String {
+pub(super) fn plain(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 

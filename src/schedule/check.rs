@@ -179,7 +179,13 @@ mod tests {
         let Fault::Cycle { around } = &p.fault else { panic!("{p:?}") };
         let names: Vec<String> = around.iter().map(|p| t.action(*p).to_string()).collect();
         assert_eq!(names, ["0B0", "1B0", "1F1", "0F1"]);
-        assert!(p.message(&t).starts_with("the ranks wait for each other: 0B0 (entry 1 of rank 0) waits for 1B0"));
+        let drawn = [
+            "0B0 of rank 0 waits for 1B0 of rank 1",
+            "1B0 of rank 1 comes after 1F1 of rank 1",
+            "1F1 of rank 1 waits for 0F1 of rank 0",
+            "0F1 of rank 0 comes after 0B0 of rank 0",
+        ];
+        assert_eq!(p.drawing(&t), drawn);
     }
 
     #[test]

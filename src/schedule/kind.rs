@@ -67,9 +67,14 @@ impl Schedule {
         }
     }
 
-    /// How many stages the whole model is cut into on so many ranks.
-    pub fn stages(&self, ranks: usize) -> Option<usize> {
-        self.chunks().map(|v| ranks.saturating_mul(v as usize))
+    /// How many stages the whole model is cut into on so many ranks; unknown of a file's table that is not read yet. `auto` takes
+    /// as many as are given, else two a rank where the loops have so many turns.
+    pub fn stages(&self, ranks: usize, turns: usize, given: Option<usize>) -> Option<usize> {
+        match (self, self.chunks()) {
+            (_, Some(v)) => Some(ranks.saturating_mul(v as usize)),
+            (Schedule::Auto, None) => Some(given.unwrap_or(if turns >= 2 * ranks { 2 * ranks } else { ranks })),
+            (_, None) => None,
+        }
     }
 
     /// Why the schedule does not exist for so many ranks and microbatches.

@@ -65,10 +65,22 @@ impl Problem {
             Fault::Early { needs } => format!("{here} comes before {}, which it needs", place(needs)),
             Fault::Cycle { around } => {
                 let all: Vec<String> = around.iter().map(place).collect();
-                format!("the ranks wait for each other: {}", all.join(" waits for "))
+                format!("ranks wait for each other in a circle: {}", all.join(", "))
             }
             Fault::Unreadable { why, .. } => why.clone(),
         }
+    }
+
+    /// A circle of waiting, one step a line; empty of other faults.
+    pub fn drawing(&self, table: &Table) -> Vec<String> {
+        let Fault::Cycle { around } = &self.fault else { return Vec::new() };
+        let step = |k: usize| {
+            let (a, b) = (around[k], around[(k + 1) % around.len()]);
+            let word = if a.rank == b.rank { "comes after" } else { "waits for" };
+            let name = |p: Place| format!("{} of rank {}", table.action(p), p.rank);
+            format!("{} {word} {}", name(a), name(b))
+        };
+        (0..around.len()).map(step).collect()
     }
 
     /// What to do about it, where that is known.

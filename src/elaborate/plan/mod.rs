@@ -113,7 +113,11 @@ pub struct Pipeline {
     pub dims: Vec<DimId>,
     pub axis: usize,
     pub schedule: Schedule,
+    /// Where the schedule is named, or the statement.
+    pub schedule_span: Span,
     pub microbatches: u64,
+    /// Of all its loops.
+    pub turns: u64,
     /// Turns a stage, as given; None: to be divided evenly.
     pub stages: Option<Vec<u64>>,
     pub span: Span,

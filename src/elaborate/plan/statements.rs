@@ -286,26 +286,28 @@ impl<'a> Elab<'a> {
         }
         let ranks = out.mesh[axis_number].size;
         let turns: u64 = ids.iter().map(|d| self.b.graph.size(*d) as u64).sum();
-        // How many stages a file's table has is seen when it is read; `auto` takes what there is.
-        let count = schedule.chunks().map(|c| ranks.saturating_mul(c));
-        if let Some(count) = count {
-            self.stages_add_up(turns, count, stages.as_ref(), axis, span);
+        // How many stages a file's table has is seen when it is read.
+        let given = stages.as_ref().map(|s| s.0.len()).filter(|n| *n > 0 && n.is_multiple_of(ranks as usize));
+        if let Some(count) = schedule.stages(ranks as usize, turns as usize, given) {
+            self.stages_add_up(turns, count as u64, stages.as_ref(), axis, span);
         }
         if let Some(m) = microbatches {
             out.microbatches = m;
         }
         let m = microbatches.unwrap_or(out.microbatches);
+        let at = opts.iter().find(|o| o.name.text == "schedule").map_or(span, |o| o.value.span);
         if let Some(Problem { fault: Fault::Impossible { why, cure }, .. }) =
             schedule.refuses(ranks as usize, m as usize)
         {
-            let at = opts.iter().find(|o| o.name.text == "schedule").map_or(span, |o| o.value.span);
             self.error(Diagnostic::error("E0603", why).at(at, format!("{ranks} ranks, {m} microbatches")).help(cure));
         }
         out.pipeline = Some(Pipeline {
             dims: ids,
             axis: axis_number,
             schedule,
+            schedule_span: at,
             microbatches: m,
+            turns,
             stages: stages.map(|s| s.0),
             span,
         });

@@ -1,0 +1,47 @@
+//! `partita schedule`: the pipeline of a plan in time.
+
+use super::args::ScheduleArgs;
+use super::output::Output;
+use super::{Code, OK};
+use crate::driver::{overwrite, schedule};
+use crate::source::Disk;
+use std::path::Path;
+
+pub fn run(args: &ScheduleArgs, threads: usize, out: &mut Output) -> Code {
+    let shown = match schedule::shown(&args.compile.options(threads), args.unit, &Disk) {
+        Ok(s) => s,
+        Err(findings) => return out.findings(&findings),
+    };
+    out.findings(&shown.findings);
+    let t = &shown.timeline;
+    let text = if args.json {
+        format!("{:#}\n", t.json())
+    } else if args.svg {
+        t.svg()
+    } else if args.html {
+        t.html()
+    } else if args.csv {
+        t.csv()
+    } else if args.trace.is_some() {
+        t.trace()
+    } else if args.certify {
+        format!("{}{}", t.text(), t.certificate_text())
+    } else {
+        t.text()
+    };
+    let to = args.output.as_deref().or(args.trace.as_ref().and_then(|f| f.as_deref()));
+    let written = to.map(|path| write(path, &text, &shown));
+    match written {
+        None => {
+            out.text(&text);
+            OK
+        }
+        Some(Ok(())) => OK,
+        Some(Err(findings)) => out.findings(&findings),
+    }
+}
+
+fn write(path: &Path, text: &str, shown: &schedule::Shown) -> crate::driver::findings::Outcome<()> {
+    overwrite::refuse(path, &shown.findings.sources, &[])?;
+    std::fs::write(path, text).map_err(|e| overwrite::unwritten(path, &e))
+}

@@ -1,0 +1,112 @@
+//! A pipeline's schedule in time: as text, JSON, a picture, a page and a trace.
+
+mod html;
+mod svg;
+mod text;
+mod trace;
+
+use crate::schedule::certify::Certificate;
+use crate::schedule::{Action, Simulation, Table, file};
+use serde_json::{Map, Value as Json, json};
+
+/// A table with its times and its certificate.
+#[derive(Clone, Debug)]
+pub struct Timeline {
+    pub plan: String,
+    /// As the plan writes it.
+    pub schedule: String,
+    /// The mesh axis that carries the pipeline.
+    pub axis: String,
+    /// What times and memory are counted in.
+    pub unit: &'static str,
+    pub held: &'static str,
+    pub table: Table,
+    pub simulation: Simulation,
+    pub certificate: Certificate,
+}
+
+impl Timeline {
+    /// `1f1b over pp: 4 ranks, 4 stages, 8 microbatches`
+    pub fn title(&self) -> String {
+        let (ranks, stages, m) = (self.table.ranks.len(), self.table.stages, self.table.microbatches);
+        let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+        let all = [count(ranks, "rank"), count(stages, "stage"), count(m, "microbatch")];
+        let plural = all[2].replace("microbatchs", "microbatches");
+        format!("{} over {}: {}, {}, {plural}", self.schedule, self.axis, all[0], all[1])
+    }
+
+    /// As `partita schedule --json` prints it.
+    pub fn json(&self) -> Json {
+        let rank = |rank: usize| {
+            let actions: Vec<Json> = self
+                .actions(rank)
+                .map(|(a, [start, end])| {
+                    json!({
+                        "op": a.op.name(),
+                        "stage": a.stage,
+                        "microbatch": a.microbatch,
+                        "start": number(start),
+                        "end": number(end),
+                    })
+                })
+                .collect();
+            json!({"rank": rank, "actions": actions})
+        };
+        json!({
+            "schedule": self.schedule,
+            "ranks": (0..self.table.ranks.len()).map(rank).collect::<Vec<_>>(),
+            "makespan": number(self.simulation.makespan),
+            "bubble_fraction": self.simulation.bubble_fraction(),
+            "peak_activations": self.simulation.peak_activations,
+            "certificate": self.certificate_json(),
+        })
+    }
+
+    /// As `schedule = file(..)` reads it.
+    pub fn csv(&self) -> String {
+        file::print(&self.table)
+    }
+
+    fn certificate_json(&self) -> Json {
+        let mut out = Map::new();
+        out.insert("obligations".into(), json!(self.certificate.obligations()));
+        for (kind, n) in self.certificate.by_kind() {
+            out.insert(kind.into(), json!(n));
+        }
+        Json::Object(out)
+    }
+
+    /// A rank's actions with their times.
+    fn actions(&self, rank: usize) -> impl Iterator<Item = (Action, [f64; 2])> + '_ {
+        self.table.ranks[rank].iter().copied().zip(self.simulation.times[rank].iter().copied())
+    }
+
+    /// Which of its rank's stages an action belongs to.
+    fn chunk(&self, rank: usize, a: Action) -> usize {
+        self.table.stages_of(rank).iter().position(|s| *s == a.stage).unwrap_or(0)
+    }
+
+    /// Whether a rank holds several stages.
+    fn chunked(&self) -> bool {
+        (0..self.table.ranks.len()).any(|r| self.table.stages_of(r).len() > 1)
+    }
+
+    /// What an action is called: with its stage where its rank has several.
+    fn name(&self, a: Action, chunked: bool) -> String {
+        if chunked { a.to_string() } else { format!("{}{}", a.op.name(), a.microbatch) }
+    }
+}
+
+/// Whole numbers are written so.
+fn number(x: f64) -> Json {
+    if x.fract() == 0.0 && x.abs() < 9e15 { json!(x as i64) } else { json!(x) }
+}
+
+/// A time for people: whole, or with four digits.
+fn time(x: f64) -> String {
+    if (x - x.round()).abs() < 1e-9 * x.abs().max(1.0) {
+        return format!("{}", x.round());
+    }
+    let digits = (3 - x.abs().log10().floor() as i32).clamp(0, 12) as usize;
+    format!("{x:.digits$}")
+}

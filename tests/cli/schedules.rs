@@ -1,0 +1,154 @@
+//! `partita schedule`.
+
+use crate::run::succeeds;
+use crate::{fails, write};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A model with a loop of eight turns, and a plan with such a pipeline.
+fn with(axis: usize, pipeline: &str) -> TempDir {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let text = format!(
+        "dim batch = 32, embed = 8, depth = 8
+layer Mlp(x: [batch, embed]) -> [batch, embed] {{
+    dim mid = embed
+    param up: [embed -> mid] = normal(1)
+    param down: [mid -> embed] = normal(1)
+    dot[mid](dot[embed](x, up), down)
+}}
+model M(x: [batch, embed]) {{
+    let h = x
+    for i in depth {{ h = h + Mlp(h) }}
+    loss mean[batch, embed](square(h))
+}}
+plan p {{
+    mesh pp = {axis}
+    {pipeline}
+}}
+"
+    );
+    write(folder.path(), "m.pta", text);
+    folder
+}
+
+fn json(folder: &TempDir) -> Value {
+    serde_json::from_str(&succeeds(folder.path(), &["schedule", "m.pta", "--unit", "--json"])).expect("an object")
+}
+
+#[test]
+fn the_timeline_is_drawn() {
+    let folder = with(2, "pipeline depth by pp { schedule = 1f1b, microbatches = 4 }");
+    let text = succeeds(folder.path(), &["schedule", "m.pta", "--unit", "--certify"]);
+    assert_eq!(
+        text,
+        "1f1b over pp: 2 ranks, 2 stages, 4 microbatches
+
+rank 0  F0 F1 .  .  B0 =  F2 B1 =  F3 B2 =  .  B3 =
+rank 1  .  F0 B0 =  F1 B1 =  F2 B2 =  F3 B3 =  .  .
+B is I and W in one, `=` the rest of an action, `.` idle time
+
+makespan 15 units, bubble 20.00 %
+activations of a stage in memory, at most, by rank: 2 1
+certified free of deadlock, with no buffers: 48 obligations
+      26  events end, for no ranks wait in a circle
+       8  receives meet the send of the same message, shape and size
+       8  reads find the message that they need
+       6  slots are written again after their last reader
+"
+    );
+}
+
+#[test]
+fn its_json_has_the_times_and_the_certificate() {
+    let folder = with(4, "pipeline depth by pp { schedule = zb_v, microbatches = 8 }");
+    let all = json(&folder);
+    assert_eq!(all["schedule"], "zb_v");
+    assert_eq!(all["makespan"], 51);
+    let bubble = all["bubble_fraction"].as_f64().expect("a number");
+    assert!((bubble - 3.0 / 51.0).abs() < 1e-12, "{bubble}");
+    assert_eq!(all["peak_activations"], serde_json::json!([8, 8, 8, 8]));
+    assert_eq!(all["ranks"].as_array().expect("a list").len(), 4);
+    // The last rank holds both stages in the middle.
+    let last = &all["ranks"][3];
+    assert_eq!(last["rank"], 3);
+    let first = serde_json::json!({"op": "F", "stage": 3, "microbatch": 0, "start": 3, "end": 4});
+    assert_eq!((&last["actions"][0], &last["actions"][1]["stage"]), (&first, &serde_json::json!(4)));
+    let c = all["certificate"].as_object().expect("an object");
+    assert_eq!(c["rendezvous"], 2 * 6 * 8);
+    let kinds: u64 = c.iter().filter(|(k, _)| *k != "obligations").map(|(_, n)| n.as_u64().expect("a number")).sum();
+    assert_eq!(c["obligations"], kinds);
+}
+
+#[test]
+fn a_table_goes_into_a_file_and_back() {
+    let folder = with(4, "pipeline depth by pp { schedule = v_half, microbatches = 8 }");
+    let before = json(&folder);
+    succeeds(folder.path(), &["schedule", "m.pta", "--csv", "-o", "half.csv"]);
+    let text = std::fs::read_to_string(folder.path().join("m.pta")).expect("the program");
+    write(folder.path(), "m.pta", text.replace("v_half", "file(\"half.csv\")"));
+    let after = json(&folder);
+    assert_eq!(after["schedule"], "file(\"half.csv\")");
+    assert_eq!(after["ranks"], before["ranks"]);
+}
+
+#[test]
+fn pictures_pages_and_traces_hold_every_action() {
+    let folder = with(2, "pipeline depth by pp { schedule = interleaved(2), microbatches = 4 }");
+    let at = folder.path();
+    let svg = succeeds(at, &["schedule", "m.pta", "--svg"]);
+    // Two backgrounds and the paper.
+    assert_eq!(svg.matches("<rect").count(), 2 * 4 * 4 + 3);
+    assert!(svg.ends_with("</svg>\n") && svg.matches("<text").count() == svg.matches("</text>").count());
+    let page = succeeds(at, &["schedule", "m.pta", "--html"]);
+    let data = page.split("const D=").nth(1).and_then(|d| d.split(";\n").next()).expect("the data");
+    let data: Value = serde_json::from_str(data).expect("an object");
+    assert_eq!(data["ranks"][1]["actions"].as_array().expect("a list").len(), 16);
+    assert!(!page.contains("http"), "a page that needs another");
+    succeeds(at, &["schedule", "m.pta", "--trace", "t.json"]);
+    let trace: Value =
+        serde_json::from_str(&std::fs::read_to_string(at.join("t.json")).expect("a trace")).expect("an object");
+    let events = trace["traceEvents"].as_array().expect("a list");
+    assert_eq!(events.iter().filter(|e| e["ph"] == "X").count(), 32);
+    fails(at, &["schedule", "m.pta", "--svg", "--html"], 2, "--html");
+}
+
+/// Turns that do not divide go to the first stages, and take their time.
+#[test]
+fn stages_take_as_long_as_their_turns() {
+    let folder = with(3, "pipeline depth by pp { schedule = gpipe, microbatches = 1 }");
+    let text = succeeds(folder.path(), &["schedule", "m.pta"]);
+    assert!(text.contains("makespan 24 turns"), "{text}");
+    let folder = with(3, "pipeline depth by pp { schedule = gpipe, microbatches = 2, stages = [1, 6, 1] }");
+    let text = succeeds(folder.path(), &["schedule", "m.pta"]);
+    assert!(text.contains("makespan 42 turns"), "{text}");
+}
+
+#[test]
+fn bad_tables_are_refused_with_their_places() {
+    let folder = with(2, "pipeline depth by pp { schedule = file(\"x.csv\"), microbatches = 2 }");
+    let refused = |table: &str, words: &[&str]| {
+        write(folder.path(), "x.csv", table);
+        let text = fails(folder.path(), &["schedule", "m.pta"], 1, "E0603");
+        words.iter().for_each(|w| assert!(text.contains(w), "{table}: {w}\n{text}"));
+    };
+    refused(
+        "0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n",
+        &[
+            "in a circle",
+            "x.csv:1:5",
+            "1B0 of rank 1 comes after 1F1 of rank 1\n",
+            "0F1 of rank 0 comes after 0B0 of rank 0",
+        ],
+    );
+    refused("0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n", &["no rank computes 0B1", "m.pta:15"]);
+    refused("0F0,0F1,0B0,0B1,0B1\n1F0,1B0,1F1,1B1\n", &["x.csv:1:17", "the first time"]);
+    refused("0B0,0F0,0F1,0B1\n1F0,1B0,1F1,1B1\n", &["x.csv:1:1", "which it needs"]);
+    refused("0F0,0X1\n", &["x.csv:1:5", "is no action"]);
+    refused("0F0,0B0,0F1,0B1\n", &["the table has 1 ranks, the axis 2", "write 2 lines"]);
+    refused("0F0,0B0\n1F0,1B0\n", &["1 microbatches", "microbatches = 1"]);
+    std::fs::remove_file(folder.path().join("x.csv")).expect("the table");
+    fails(folder.path(), &["schedule", "m.pta"], 1, "E0207");
+    let folder = with(2, "shard batch by pp");
+    let text = fails(folder.path(), &["schedule", "m.pta"], 1, "E0509");
+    assert!(text.contains("pipeline depth by pp { schedule = 1f1b"), "{text}");
+}
