@@ -153,12 +153,12 @@ fn peaks_fall_as_more_is_computed_again() {
 /// The limit holds, nothing is computed again where it need not be, and less memory takes more work.
 #[test]
 fn auto_fits_into_the_memory_that_it_is_given() {
-    for mesh in ["", "microbatches 2\n", "mesh tp = 2\nshard heads, mlp by tp\nmicrobatches 2\n"] {
+    for mesh in ["", "mesh tp = 2\nshard heads, mlp by tp\nmicrobatches 2\n"] {
         let auto = |bytes: usize| needs(&format!("{mesh}recompute auto(memory = {} KiB)", bytes / 1024));
         let [most, least] = ["none", "full"].map(|p| needs(&format!("{mesh}recompute {p}")).report.peak_bytes);
         assert!(auto(most + 1024).again.is_none());
         let mut last = 0.0;
-        for k in 1..=4 {
+        for k in [1, 4] {
             let limit = most - (most - least) * k / 5;
             let found = auto(limit);
             let share = found.again.as_ref().map_or(0.0, |a| a.share);
@@ -179,7 +179,7 @@ fn what_does_not_fit_is_not_run() {
     let sizes = "batch = 2, seq = 8, vocab = 16, embed = 16, heads = 2, depth = 2";
     let (world, options) = plans::planned(&plans::gpt(sizes, "sgd(lr = 0.1)"), "recompute auto(memory = 8 KiB)");
     let mut g = plans::graphs(&(world, options.clone()), "");
-    let found = pipeline::program(&mut g, pipeline::ALL, None, &options).err().expect("it does not fit");
+    let Err(found) = pipeline::program(&mut g, pipeline::ALL, None, &options) else { panic!("it does not fit") };
     assert_eq!(found.sink.sorted()[0].code, "E0604");
 }
 

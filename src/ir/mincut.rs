@@ -21,6 +21,12 @@ pub struct Network {
 pub const SOURCE: NodeId = 0;
 pub const SINK: NodeId = 1;
 
+impl Default for Network {
+    fn default() -> Network {
+        Network::new()
+    }
+}
+
 impl Network {
     pub fn new() -> Network {
         Network { arcs: Vec::new(), out: vec![Vec::new(); 2] }

@@ -58,23 +58,33 @@ impl Facts {
     pub fn new(g: &Graph) -> Facts {
         let n = g.values.len();
         let mut f = Facts { stays: vec![true; n], weights: vec![false; n] };
-        // Functions of parameters that were gathered.
+        // Functions of parameters that were gathered, and what is the same whatever they are.
         let mut gathered = vec![false; n];
         let mut known = vec![false; n];
+        // The body of a loop comes after the block that it stands in.
         for block in &g.blocks {
             let ops = || block.ops.iter().map(|id| g.op(*id));
-            if !ops().any(|op| op.phase == Phase::Backward) {
-                continue;
-            }
             let mut read = vec![false; n];
             ops().filter(|o| o.phase == Phase::Backward).flat_map(|o| &o.args).for_each(|a| read[a.index()] = true);
-            for op in ops().filter(|op| op.phase == Phase::Forward) {
+            for op in ops() {
+                if let Op::Loop { body, carries, .. } = op.op {
+                    // What a loop captures is inside what it is outside.
+                    let inner = &g.block(body).params[1 + carries as usize..];
+                    for (p, a) in inner.iter().zip(&op.args[carries as usize..]) {
+                        let (p, a) = (p.index(), a.index());
+                        (f.weights[p], gathered[p], known[p]) = (f.weights[a], gathered[a], known[a]);
+                    }
+                }
+                if op.phase != Phase::Forward {
+                    continue;
+                }
                 let leaf = op.args.is_empty() && !matches!(op.op, Op::Random { .. });
                 let of_weights = match op.op {
                     Op::Param(_) => true,
+                    Op::Loop { .. } => false,
                     _ => {
-                        let (a, b) = (|a: &ValueId| f.weights[a.index()], |a: &ValueId| known[a.index()]);
-                        op.args.iter().any(a) && op.args.iter().all(|v| a(v) || b(v))
+                        let weights = |a: &ValueId| f.weights[a.index()];
+                        op.args.iter().any(weights) && op.args.iter().all(|a| weights(a) || known[a.index()])
                     }
                 };
                 let again = op.args.iter().any(|a| gathered[a.index()]) || is_exchange(op);

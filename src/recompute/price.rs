@@ -97,8 +97,8 @@ impl<'g> Market<'g> {
 
     /// Whether an operation may be computed again.
     fn may(&self, op: &Operation) -> bool {
-        let kept = |r: &ValueId| self.facts.stays[r.index()] || self.leaves[r.index()];
-        !op.results.iter().any(kept) && !(self.keep_collectives && is_exchange(op))
+        let free = |r: &ValueId| !self.facts.stays[r.index()] && !self.leaves[r.index()];
+        op.results.iter().all(free) && !(self.keep_collectives && is_exchange(op))
     }
 
     fn cost(&self, op: &Operation) -> u64 {

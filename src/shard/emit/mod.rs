@@ -44,6 +44,8 @@ struct Emitter<'s, 'a> {
     b: Builder,
     local: Local,
     forms: HashMap<ValueId, Vec<Form>>,
+    /// What loops capture: of the values inside those outside.
+    captured: HashMap<ValueId, ValueId>,
     reasons: HashMap<OpId, Reason>,
     depth: usize,
     /// Nests of operations that do not speak for their class.
@@ -64,6 +66,7 @@ pub fn emit(s: &State<'_>) -> Sharded {
         b: Builder::new(tables),
         local: Local::default(),
         forms: HashMap::new(),
+        captured: HashMap::new(),
         reasons: HashMap::new(),
         depth: 0,
         nests: HashMap::new(),

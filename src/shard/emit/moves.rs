@@ -50,7 +50,8 @@ impl Emitter<'_, '_> {
     /// How the parameter is stored that a value is, or is in another type.
     fn stored(&self, v: ValueId) -> Option<&Stored> {
         let g = self.s.g;
-        let op = g.def_op(v)?;
+        let outside = std::iter::successors(Some(v), |v| self.captured.get(v).copied()).last()?;
+        let op = g.def_op(outside)?;
         match op.op {
             Op::Param(p) => Some(&self.s.storage.params[&g.params[p.index()].path]),
             Op::Map(MapOp::Cast(_)) if matches!(g.def_op(op.args[0])?.op, Op::Param(_)) => self.stored(op.args[0]),

@@ -44,6 +44,7 @@ impl Emitter<'_, '_> {
             let (own, outer) = (g.value(*p).dims.clone(), g.value(*a).dims.clone());
             let seen = forms.into_iter().map(|f| Form { layout: reorder(&f.layout, &outer, &own), ..f }).collect();
             self.forms.insert(*p, seen);
+            self.captured.insert(*p, *a);
         }
         self.block(body);
         (self.b.span, self.b.scope) = place;
