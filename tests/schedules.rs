@@ -173,3 +173,66 @@ fn none_takes_more_than_in_torch() {
         assert!(x.peak_activations.iter().zip(*peaks).all(|(a, b)| a <= b), "{name}: {:?}", x.peak_activations);
     }
 }
+
+/// Random costs that differ from stage to stage, transfers included.
+fn costs(random: &mut impl FnMut() -> f64, stages: usize) -> Costs {
+    let mut costs = Costs::unit(stages);
+    let [input, weight, transfer, kept] = [0.5 + random(), 0.2 + random(), random() * 0.6, 0.3 + 0.7 * random()];
+    for s in &mut costs.stages {
+        let size = 0.7 + 0.6 * random();
+        (s.forward, s.input, s.weight) = (size, size * input, size * weight);
+        s.kept = s.held * kept;
+    }
+    costs.transfer.iter_mut().for_each(|t| *t = [transfer * random(), transfer]);
+    costs
+}
+
+#[test]
+fn what_is_found_is_never_worse_than_what_is_built_in() {
+    let mut state = 5u64;
+    let mut random = move || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) as f64 / (1u64 << 31) as f64
+    };
+    let none = |_: &str| Err("no files".to_string());
+    let (mut better, mut refused) = (0, 0);
+    for round in 0..300 {
+        let (p, v, m) = (1 + round % 5, 1 + round / 5 % 3, 1 + (random() * 12.0) as usize);
+        let mut costs = costs(&mut random, p * v);
+        costs.cap = [None, Some((0.3 + 2.0 * random()) * (p * v) as f64)][round % 2];
+        let limit = partita::schedule::cap(p, &costs) * (1.0 + 1e-9);
+        let rivals: Vec<(String, f64)> = built_in()
+            .into_iter()
+            .filter(|s| s.stages(p, 0, None) == Some(p * v) && *s != Schedule::DualPipe)
+            .map(|s| (s.to_string(), simulate(&table(&s, p, m), &costs).expect("a table that can be run")))
+            .filter(|(_, x)| x.peak_memory.iter().all(|b| *b <= limit))
+            .map(|(s, x)| (s, x.makespan))
+            .collect();
+        let best = rivals.iter().map(|r| r.1).fold(f64::INFINITY, f64::min);
+        let found = match Schedule::Auto.table(p, m, &costs, &none) {
+            Ok(t) => t,
+            Err(e) => {
+                assert!(rivals.is_empty(), "{rivals:?} {e:?}");
+                refused += 1;
+                continue;
+            }
+        };
+        assert_eq!(check(&found), []);
+        let x = simulate(&found, &costs).expect("a table that can be run");
+        assert!(x.peak_memory.iter().all(|b| *b <= limit), "{:?} {limit}", x.peak_memory);
+        assert!(x.makespan <= best * (1.0 + 1e-12), "{} {rivals:?}", x.makespan);
+        assert!(Schedule::Auto.table(p, m, &costs, &none) == Ok(found), "another table for the same question");
+        better += usize::from(x.makespan < best * 0.99 && best.is_finite());
+    }
+    println!("better by a hundredth in {better} of 300, impossible in {refused}");
+    assert!(better > 60 && refused > 5 && refused < 100, "{better} {refused}");
+}
+
+/// Below one microbatch's activations nothing runs, and the answer says what the least is.
+#[test]
+fn a_cap_that_is_too_low_is_refused() {
+    let costs = Costs { cap: Some(1.5), ..Costs::unit(4) };
+    let e = Schedule::Auto.table(2, 4, &costs, &|_| Err(String::new())).expect_err("two stages a rank");
+    let message = format!("{:?}", e.fault);
+    assert!(message.contains("1.500") && message.contains("2.000"), "{message}");
+}

@@ -1,7 +1,7 @@
 //! Schedules by the names that plans use, and their tables.
 
 use super::check::check;
-use super::{Costs, Problem, Table, family, file};
+use super::{Costs, Problem, Table, auto, family, file};
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Schedule {
@@ -106,7 +106,6 @@ impl Schedule {
         costs: &Costs,
         read: &dyn Fn(&str) -> Result<String, String>,
     ) -> Result<Table, Problem> {
-        let _ = costs;
         if let Some(p) = self.refuses(ranks, microbatches) {
             return Err(p);
         }
@@ -123,7 +122,7 @@ impl Schedule {
             Schedule::VMin => family::v_shape::min(p, m),
             Schedule::DualPipe => family::dual::pipe(p, m),
             Schedule::DualPipeV => family::dual::pipe_v(p, m),
-            Schedule::Auto => family::interleaved::table(p, m, 1),
+            Schedule::Auto => auto::auto(p, m, costs)?,
             Schedule::File(path) => {
                 let text = read(path)
                     .map_err(|e| Problem::impossible(format!("{path} cannot be read: {e}"), "check the path"))?;

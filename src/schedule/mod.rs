@@ -10,10 +10,11 @@
 //! - A stage is held by one rank, in DualPipe by two: each microbatch keeps to one copy of each stage, that whose rank
 //!   computes its `F`.
 //!
-//! Reading order: this file (tables), `kind.rs` (schedules by name), `family/` (generators), `check.rs`, `costs.rs`,
+//! Reading order: this file (tables), `kind.rs` (schedules by name), `family/` (generators), `auto/` (tables found from costs), `check.rs`, `costs.rs`,
 //! `simulate.rs` (times and memory), `file.rs` (tables as text), `program/` (what ranks do and send),
 //! `certify.rs` (why they cannot wait for each other forever).
 
+mod auto;
 pub mod certify;
 pub mod check;
 mod costs;
@@ -25,6 +26,7 @@ mod problem;
 pub mod program;
 mod simulate;
 
+pub use auto::cap;
 pub use costs::{Costs, StageCost};
 pub use kind::{Schedule, WITH_ARGUMENT, WORDS, fits};
 pub use problem::{Fault, Problem};
@@ -109,10 +111,8 @@ impl Table {
 
     /// All entries, rank by rank.
     pub fn places(&self) -> impl Iterator<Item = (Place, Action)> + '_ {
-        let of = |(rank, list): (usize, &'_ Vec<Action>)| {
-            list.clone().into_iter().enumerate().map(move |(index, a)| (Place { rank, index }, a))
-        };
-        self.ranks.iter().enumerate().flat_map(of)
+        let of = |(rank, list): (usize, &'_ Vec<Action>)| (0..list.len()).map(move |index| Place { rank, index });
+        self.ranks.iter().enumerate().flat_map(of).map(|p| (p, self.action(p)))
     }
 
     /// How many entries there are.

@@ -3,7 +3,7 @@
 pub mod dual;
 pub mod interleaved;
 pub mod looped;
-mod place;
+pub mod place;
 mod row;
 pub mod v_shape;
 pub mod zero_bubble;
