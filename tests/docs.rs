@@ -7,6 +7,7 @@ mod run;
 use partita::diag::codes::CODES;
 use partita::diag::render;
 use partita::driver::{self, Request};
+use partita::schedule::{Costs, Schedule, WORDS, simulate};
 use partita::source::Memory;
 use std::path::{Path, PathBuf};
 
@@ -176,16 +177,27 @@ fn shows(shown: &[&str], printed: &[&str]) -> bool {
     }
 }
 
-/// The commands in fences without a language, in a folder with the page's programs. Plans stand in fences of their own and belong to the
-/// first program. `BLESS=1` writes what differs, without anything left out.
 #[test]
 fn commands_on_the_page_on_parallelism_print_what_it_shows() {
+    let seen = prints_what_it_shows("parallelism.md");
+    assert!(seen > 10, "only {seen} commands found");
+}
+
+#[test]
+fn commands_on_the_page_on_schedules_print_what_it_shows() {
+    let seen = prints_what_it_shows("schedules.md");
+    assert!(seen > 10, "only {seen} commands found");
+}
+
+/// The commands in fences without a language, in a folder with the page's programs. Plans stand in fences of their own and belong to the
+/// first program. `BLESS=1` writes what differs, without anything left out. Gives the number of commands.
+fn prints_what_it_shows(name: &str) -> usize {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let at = folder.path();
     let data = "examples/data/fables.txt";
     std::fs::create_dir_all(at.join("examples/data")).expect("a folder");
     std::fs::copy(root().join(data), at.join(data)).expect("the data");
-    let path = root().join("docs/parallelism.md");
+    let path = root().join("docs").join(name);
     let page = std::fs::read_to_string(&path).expect("the page");
     let plans: String = fences(&page, "plan").into_iter().map(|(_, text)| text).collect();
     for (k, (line, text)) in fences(&page, "pta").into_iter().enumerate() {
@@ -207,9 +219,45 @@ fn commands_on_the_page_on_parallelism_print_what_it_shows() {
     if std::env::var_os("BLESS").is_some() {
         std::fs::write(&path, right).expect("the page can be written");
     } else {
-        assert!(wrong.is_empty(), "docs/parallelism.md is out of date (BLESS=1 cargo test --test docs):\n{wrong}");
+        assert!(wrong.is_empty(), "docs/{name} is out of date (BLESS=1 cargo test --test docs):\n{wrong}");
     }
-    assert!(seen > 10, "only {seen} commands found");
+    seen
+}
+
+/// Idle units, bubble and activations of the built-in schedules, as the page compares them.
+#[test]
+fn figures_of_the_page_on_schedules_are_simulated() {
+    const BEGIN: &str = "<!-- figures -->\n";
+    const END: &str = "<!-- end of figures -->";
+    let sizes = [(4, 8), (8, 32)];
+    let heads = sizes.map(|(p, m)| format!("{p} ranks, {m} microbatches: idle | bubble | microbatches kept"));
+    let mut table = format!("| schedule | chunks | {} |\n|---|{}\n", heads.join(" | "), "--:|".repeat(7));
+    let named = WORDS.iter().map(|w| w.1.clone()).filter(|s| *s != Schedule::Auto);
+    let all = named.chain([2, 4].map(Schedule::Interleaved)).chain([Schedule::LoopedBfs(2)]);
+    for s in all {
+        let chunks = if s == Schedule::DualPipe { 2 } else { s.chunks().unwrap_or(1) };
+        table += &format!("| `{s}` | {chunks} |");
+        for (p, m) in sizes {
+            let costs = Costs::unit(s.stages(p, 0, None).expect("a schedule of its own"));
+            let t = s.table(p, m, &costs, &|_| Err(String::new())).expect("a table");
+            let x = simulate(&t, &costs).expect("a table that can be run");
+            let peak = x.peak_activations.iter().max().copied().unwrap_or(0) as f64;
+            // Stages of several a rank are smaller. A rank of DualPipe computes one of its two for each microbatch.
+            let parts = s.chunks().unwrap_or(1) as f64;
+            let (idle, kept) = ((x.makespan - x.busy[0]) / parts, peak / parts);
+            table += &format!(" {idle} | {:.2} % | {kept} |", 100.0 * x.bubble_fraction());
+        }
+        table.push('\n');
+    }
+    let path = root().join("docs/schedules.md");
+    let page = std::fs::read_to_string(&path).expect("the page");
+    let (before, rest) = page.split_once(BEGIN).expect("the beginning of the figures");
+    let (shown, after) = rest.split_once(END).expect("the end of the figures");
+    if std::env::var_os("BLESS").is_some() {
+        std::fs::write(&path, format!("{before}{BEGIN}{table}{END}{after}")).expect("the page can be written");
+    } else {
+        assert!(shown == table, "docs/schedules.md is out of date (BLESS=1 cargo test --test docs):\n{table}");
+    }
 }
 
 #[test]
