@@ -5,21 +5,33 @@ use super::{Action, Costs, Index, Table, Work};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-/// The table with the same `F` and `I` in the same order on each rank, and `W` placed anew. A rank takes its next `F` or `I` as soon as it
-/// can: what that needs is there, and an `F` fits below the rank's cap (in units of `Costs::memory`). Otherwise it does its oldest `W`.
-/// An `F` that never fits is taken where no `W` is left. The order of `F` and `I` must be one that can be run.
-pub fn fill(order: &Table, caps: &[f64], costs: &Costs) -> Table {
-    Filling::new(order, caps, costs).run()
+/// The table with the same `F` and `I` (or `B`, which are split) in the same order on each rank, and `W` placed anew. A rank takes its
+/// next `F` or `I` as soon as it can: what that needs is there, and an `F` fits below the rank's cap (in units of `Costs::memory`).
+/// Otherwise it does its oldest `W`. An `F` that never fits is taken where no `W` is left. Where the order makes ranks wait for each
+/// other the table ends early.
+pub fn fill(table: &Table, caps: &[f64], costs: &Costs) -> Table {
+    Filling::new(&without_weights(table), caps, costs).run()
+}
+
+/// `I` in the place of `B`, and no `W`.
+pub fn without_weights(table: &Table) -> Table {
+    let mut out = table.clone();
+    for list in &mut out.ranks {
+        list.retain(|a| a.op != Work::W);
+        list.iter_mut().filter(|a| a.op == Work::B).for_each(|a| *a = Action { op: Work::I, ..*a });
+    }
+    out
 }
 
 struct Filling<'a> {
+    /// Without `W`.
     order: &'a Table,
     index: Index,
     caps: &'a [f64],
     costs: &'a Costs,
     out: Table,
     ranks: Vec<Rank>,
-    /// When the entries of `order` end, by rank; `W` have no time there.
+    /// When the entries of `order` end, by rank.
     ends: Vec<Vec<Option<f64>>>,
     /// Moments at which a rank may go on. Times are not negative, so their bits are in their order.
     events: BinaryHeap<Reverse<(u64, usize)>>,
@@ -68,12 +80,8 @@ impl<'a> Filling<'a> {
     }
 
     fn step(&mut self, rank: usize, now: f64) {
-        let list = &self.order.ranks[rank];
-        while list.get(self.ranks[rank].next).is_some_and(|a| a.op == Work::W) {
-            self.ranks[rank].next += 1;
-        }
         let state = &self.ranks[rank];
-        let Some(a) = list.get(state.next).copied() else {
+        let Some(a) = self.order.ranks[rank].get(state.next).copied() else {
             return self.weight(rank, now);
         };
         let fits = a.op != Work::F || state.memory + self.costs.memory(a.op, a.stage) <= self.caps[rank] * (1.0 + 1e-9);

@@ -1,7 +1,8 @@
 //! Small changes to the best table: where a rank waits, what it waits for and what it could do instead change places.
 
-use super::{Found, Search, split};
+use super::{Found, Search};
 use crate::schedule::Table;
+use crate::schedule::fill::without_weights;
 
 /// Actions that all attempts together may place: bounds the time that the search takes.
 const WORK: usize = 500_000;
@@ -12,7 +13,7 @@ pub fn improve(search: &mut Search<'_>) {
     if best.simulation.makespan <= bound * (1.0 + 1e-9) {
         return;
     }
-    let mut order = split(&best.table);
+    let mut order = without_weights(&best.table);
     let mut attempts = (WORK / best.table.len().max(1)).clamp(8, 400);
     loop {
         let mut better = false;

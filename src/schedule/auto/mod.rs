@@ -8,7 +8,7 @@ mod improve;
 
 use super::family::{dual, interleaved, looped, place, v_shape, zero_bubble, zero_bubble_v};
 use super::fill::fill;
-use super::{Action, Costs, Problem, Simulation, Table, Work, simulate};
+use super::{Costs, Problem, Simulation, Table, Work, simulate};
 use greedy::{Policy, greedy};
 
 /// The most memory that a rank may keep by these costs: the cap, or as much as 1F1B keeps on its first rank: the activations of as many
@@ -116,18 +116,7 @@ impl Search<'_> {
 
     /// A table's forward work and gradients of inputs in their order, with `W` where they cost least.
     fn refill(&mut self, table: &Table) -> bool {
-        let order = split(table);
-        let caps = vec![self.limit; order.ranks.len()];
-        self.offer(fill(&order, &caps, self.costs))
+        let caps = vec![self.limit; table.ranks.len()];
+        self.offer(fill(table, &caps, self.costs))
     }
-}
-
-/// `I` in the place of `B`, and no `W`.
-fn split(table: &Table) -> Table {
-    let mut out = table.clone();
-    for list in &mut out.ranks {
-        list.retain(|a| a.op != Work::W);
-        list.iter_mut().filter(|a| a.op == Work::B).for_each(|a| *a = Action { op: Work::I, ..*a });
-    }
-    out
 }

@@ -2,11 +2,13 @@
 //! backward work of the other. DualPipeV is its half: the way back goes over the same ranks as a second chunk.
 //!
 //! The two are one schedule: rank `r` of DualPipe does for the two directions what rank `r` of a V of half as many ranks does for its
-//! two chunks, and the ranks of the other half do the same with the directions changed.
+//! two chunks, and the ranks of the other half do the same with the directions changed. Where there are fewer
+//! microbatches than it needs, it is the table of enough without the surplus, with `W` where that leaves idle time.
 
 use super::place;
 use super::row::Row;
-use crate::schedule::{Action, Table};
+use crate::schedule::fill::fill;
+use crate::schedule::{Action, Costs, Table};
 
 pub fn pipe_v(p: usize, m: usize) -> Table {
     let full = m.max(2 * p);
@@ -14,7 +16,7 @@ pub fn pipe_v(p: usize, m: usize) -> Table {
     for (rank, list) in t.ranks.iter_mut().enumerate() {
         *list = row(p, rank, full, [rank, 2 * p - 1 - rank]);
     }
-    t.first(m)
+    if m == full { t } else { fill(&t.first(m), &vec![2.0 * p as f64 + 1.0; p], &Costs::unit(2 * p)) }
 }
 
 /// The first half of the microbatches, and one more where they are odd, enters at rank 0, the other half at the last rank.
@@ -36,7 +38,7 @@ pub fn pipe(p: usize, m: usize) -> Table {
             }
         }
     }
-    t
+    if down == full { t } else { fill(&t, &vec![p as f64 + 1.0; p], &Costs::unit(p)) }
 }
 
 /// Of one rank of a V of `p` ranks.

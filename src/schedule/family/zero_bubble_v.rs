@@ -3,9 +3,10 @@
 
 use super::place;
 use super::row::Row;
-use crate::schedule::Table;
+use crate::schedule::fill::fill;
+use crate::schedule::{Costs, Table};
 
-/// Of fewer microbatches than twice the ranks, the table for those without the surplus.
+/// Of fewer microbatches than twice the ranks, the table for those without the surplus, and `W` where it leaves idle time.
 pub fn table(p: usize, m: usize) -> Table {
     let full = m.max(2 * p);
     let mut t = Table::of(place::v(p), full, p);
@@ -40,5 +41,5 @@ pub fn table(p: usize, m: usize) -> Table {
         row.rest();
         *list = row.list;
     }
-    t.first(m)
+    if m == full { t } else { fill(&t.first(m), &vec![2.0 * p as f64; p], &Costs::unit(2 * p)) }
 }
