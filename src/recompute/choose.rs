@@ -19,12 +19,14 @@ pub fn dropped(g: &Graph, policy: &Policy) -> Vec<bool> {
         What::Full => inside(g, &turns(g), &facts, &mut out),
         What::Priced(prices) => return Market::new(g, policy.keep_collectives).dropped(*prices),
         What::Parts(parts) => {
+            let mut called = vec![false; g.values.len()];
             for part in parts {
                 match part {
                     Part::Inside(roots) => inside(g, &instances(g, roots), &facts, &mut out),
-                    Part::Named(name, scopes) => named(g, name, scopes, &facts, &mut out),
+                    Part::Named(name, scopes) => named(g, name, scopes, &facts, &mut called),
                 }
             }
+            follow(g, &facts, called, &mut out);
         }
     }
     let exchanged = |v: usize| g.def_op(ValueId(v as u32)).is_some_and(is_exchange);
@@ -175,17 +177,56 @@ fn inside(g: &Graph, unit: &[Option<u32>], facts: &Facts, out: &mut [bool]) {
     }
 }
 
-/// Drops values of a name in all their forms.
+/// Drops values of a name in all their forms, and what leads to them alone: else that would be kept in their place.
 fn named(g: &Graph, name: &str, scopes: &[ScopeId], facts: &Facts, out: &mut [bool]) {
+    let forward = || in_order(g).filter(|op| op.phase == Phase::Forward);
     let mut own = vec![false; g.values.len()];
-    for op in in_order(g).filter(|op| op.phase == Phase::Forward) {
+    let mut readers = vec![0u32; g.values.len()];
+    for op in forward() {
+        op.args.iter().for_each(|a| readers[a.index()] += 1);
         for r in &op.results {
             let called = g.value(*r).name.as_deref() == Some(name) && scopes.contains(&op.scope);
-            own[r.index()] = (called || is_form(op) && own[op.args[0].index()]) && !facts.weights[r.index()];
-            out[r.index()] |= own[r.index()];
+            own[r.index()] = called || is_form(op) && own[op.args[0].index()];
+        }
+    }
+    // Back to the last products and the like.
+    let ops: Vec<&Operation> = forward().collect();
+    for op in ops.into_iter().rev() {
+        for r in &op.results {
+            // All readers were met, and found to lead here alone.
+            own[r.index()] |= readers[r.index()] == LED;
+            out[r.index()] |= own[r.index()] && !facts.weights[r.index()];
+        }
+        if is_light(op) && op.results.iter().all(|r| own[r.index()]) {
+            for a in &op.args {
+                readers[a.index()] = match readers[a.index()] {
+                    1 | LED => LED,
+                    n => n - 1,
+                };
+            }
         }
     }
 }
+
+/// Drops named values, and what elementwise operations alone make of dropped ones: else that would be kept in their place.
+fn follow(g: &Graph, facts: &Facts, mut called: Vec<bool>, out: &mut [bool]) {
+    // What is there, or drawn again.
+    let mut cheap = facts.stays.clone();
+    for op in in_order(g).filter(|op| op.phase == Phase::Forward) {
+        let light = is_light(op) && !matches!(op.op, Op::Collective(_));
+        let all = |of: &dyn Fn(usize) -> bool| op.args.iter().all(|a| of(a.index()));
+        let from = light && op.args.iter().any(|a| called[a.index()]) && all(&|a| called[a] || out[a] || cheap[a]);
+        let drawn = matches!(op.op, Op::Random { .. }) || light && all(&|a| cheap[a]);
+        for r in &op.results {
+            cheap[r.index()] |= drawn;
+            called[r.index()] |= from && !facts.weights[r.index()];
+            out[r.index()] |= called[r.index()];
+        }
+    }
+}
+
+/// What stands for a number of readers that all lead to a named value.
+const LED: u32 = u32::MAX;
 
 /// Drops what was gathered, in all its forms.
 fn gathered(g: &Graph, facts: &Facts, out: &mut [bool]) {
@@ -206,4 +247,10 @@ fn in_order(g: &Graph) -> impl Iterator<Item = &Operation> {
 /// Whether an operation gives its operand in another layout, type or under other names of dims.
 fn is_form(op: &Operation) -> bool {
     matches!(op.op, Op::Reshape { .. } | Op::Broadcast { .. } | Op::Collective(_) | Op::Map(MapOp::Cast(_)))
+}
+
+/// Whether an operation moves elements, or goes over them one by one.
+fn is_light(op: &Operation) -> bool {
+    let moves = matches!(op.op, Op::Window { .. } | Op::Concat { .. } | Op::Stack { .. } | Op::StopGradient);
+    moves || is_form(op) || matches!(op.op, Op::Map(_))
 }

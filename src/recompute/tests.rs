@@ -87,13 +87,38 @@ fn an_instance_keeps_what_leaves_it() {
 }
 
 #[test]
-fn a_named_value_is_made_again_alone() {
+fn a_named_value_is_made_again_with_what_comes_of_it_element_by_element() {
     let text = LAYERS.replace("%4: f32[a] = tanh", "%4 t: f32[a] = tanh");
     let named = |scope: u32| What::Parts(vec![Part::Named("t".into(), vec![ScopeId(scope)])]);
     let found = words(&after(&text, named(2), false));
     let again: Vec<&String> = found.iter().filter(|w| w.ends_with(" again")).collect();
-    assert_eq!(again, ["tanh again"]);
+    assert_eq!(again, ["tanh again", "where again", "exp again", "mul again"]);
     assert!(!after(&text, named(1), false).contains("again"));
+}
+
+/// What leads to a value alone would be kept in its place.
+#[test]
+fn a_named_value_is_made_again_from_the_last_product() {
+    let text = "dim a = 2
+scope 1 block.0 Block in 0
+param 0 w: f32[a]
+input 0 x: f32[a]
+%0 x: f32[a] = input[0 x]
+%1: f32[a] = param[0 w]
+%2: f32[a] = exp(%0)  // @1 block.0
+%3: f32[a] = cumsum[a](%2)  // @1 block.0
+%4: f32[a] = mul(%3, %1)  // @1 block.0
+%5: f32[a] = add(%4, %2)  // @1 block.0
+%6 wide: f32[a] = add(%5, %4)  // @1 block.0
+%7: f32 = reduce_sum[a](%6)
+%8: f32[a] = mul(%6, %3)  // @1 backward block.0
+output loss loss = %7
+output param[0] w = %8
+";
+    let found = words(&after(text, What::Parts(vec![Part::Named("wide".into(), vec![ScopeId(1)])]), false));
+    let again: Vec<&str> = found.iter().filter_map(|w| w.strip_suffix(" again")).collect();
+    // %2 is read by the sums, too.
+    assert_eq!(again, ["cumsum", "mul", "add", "add"]);
 }
 
 /// Two ranks: a value in parts is gathered, and summed.
