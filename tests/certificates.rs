@@ -2,8 +2,10 @@
 
 use partita::schedule::certify::{At, Certificate, Refusal, certify};
 use partita::schedule::check::check;
-use partita::schedule::program::{Event, Members, Message, Program, Transfer, What, build};
-use partita::schedule::{Action, Costs, Fault, Schedule, Table, Work};
+use partita::schedule::program::{
+    Crossing, Event, Members, Message, Program, Transfer, What, build, crossings, lay_out,
+};
+use partita::schedule::{Action, Costs, Fault, Index, Schedule, Table, Work};
 use std::collections::HashSet;
 
 /// Every state that ranks can be in which meet without buffers: whether all of them lead to the end, and no rank ever receives or finds
@@ -352,7 +354,7 @@ fn event(stream: usize, what: What) -> Event {
 }
 
 fn message(microbatch: usize) -> Message {
-    Message { boundary: 0, microbatch, backward: false, shape: 0, bytes: 8 }
+    Message { from: 0, to: 1, microbatch, value: 0, shape: 0, bytes: 8 }
 }
 
 fn send(to: usize, k: usize) -> Event {
@@ -445,6 +447,34 @@ fn collectives_go_in_one_order() {
     // A collective that waits for a message which is sent after it.
     let late = with(vec![call(0, 0, 1), send(1, 0)], vec![receive(0, 0, 0, 0), call(0, 0, 1)]);
     assert!(matches!(late, Err(Refusal::Stuck { .. })));
+}
+
+/// Values that go on to several later stages, beside what goes to the next one, and gradients of them.
+#[test]
+fn whatever_crosses_is_laid_out() {
+    for s in built_in().into_iter().filter(|s| *s != Schedule::DualPipe) {
+        let costs = Costs::unit(s.stages(4, 0, None).expect("a schedule of its own"));
+        let t = s.table(4, 6, &costs, &|_| Err(String::new())).expect("a table");
+        let index = Index::of(&t);
+        let mut all = crossings(&t, &vec![(0, 64); t.stages]);
+        let neighbours = all.len();
+        for k in 0..t.microbatches {
+            for (from, to) in [(0, 2), (0, t.stages - 1), (1, t.stages - 1)] {
+                let forward = [from, to].map(|s| index.forward(s, k).expect("forward work"));
+                let backward = [to, from].map(|s| index.input(s, k).expect("backward work"));
+                for ([a, b], [x, y]) in [(forward, [from, to]), (backward, [to, from])] {
+                    if a.rank != b.rank {
+                        let message = Message { from: x, to: y, microbatch: k, value: 7, shape: 1, bytes: 8 };
+                        all.push(Crossing { from: a, to: b, message });
+                    }
+                }
+            }
+        }
+        let program = lay_out(&t, &costs, &all).expect("a table that can be run");
+        assert!(all.len() > neighbours + 20);
+        assert_eq!(certified(&program).reads, all.len(), "{s}");
+        assert!(t.stages > 4 || explore(&program), "{s}");
+    }
 }
 
 /// A step of 16 ranks with 6 stages each and 96 microbatches.

@@ -368,6 +368,8 @@ pub enum Stage {
     Layouts,
     /// The train step of a rank, with its collectives
     Spmd,
+    /// What the ranks of a pipeline do and send
+    Schedule,
 }
 
 impl SourceArgs {

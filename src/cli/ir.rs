@@ -18,6 +18,7 @@ pub fn run(args: &IrArgs, threads: usize, out: &mut Output) -> Code {
         Stage::Vector => inspect::Stage::Vector,
         Stage::Layouts => inspect::Stage::Layouts,
         Stage::Spmd => inspect::Stage::Spmd,
+        Stage::Schedule => inspect::Stage::Schedule,
     };
     match inspect::text(stage, args.model.as_deref(), &options, &Disk) {
         Ok(text) => {

@@ -4,7 +4,7 @@ use super::check::{self, Checked};
 use super::findings::{Findings, Outcome};
 use super::options::Options;
 use super::pipeline::{self, sound, with};
-use super::{plan, sharding};
+use super::{plan, schedule, sharding};
 use crate::codegen::wide::Width;
 use crate::diag::{Diagnostic, did_you_mean};
 use crate::elaborate::{Elab, Mode};
@@ -26,6 +26,7 @@ pub enum Stage {
     Vector,
     Layouts,
     Spmd,
+    Schedule,
 }
 
 /// One form of a program; `model` chooses among several for the stages before gradients.
@@ -57,6 +58,7 @@ pub fn text(stage: Stage, model: Option<&str>, options: &Options, world: &dyn Wo
                 _ => print::print_with_places(&program.graph, &|span| Some(sources.place(span))),
             })
         }
+        Stage::Schedule => Ok(schedule::shown(options, false, world)?.program.text()),
         Stage::Kernel => {
             let g = pipeline::graphs(options, world)?;
             let p = sharding::programs(&g)?;

@@ -23,6 +23,8 @@ use std::path::Path;
 /// A schedule in time, and what was found on the way.
 pub struct Shown {
     pub timeline: Timeline,
+    /// What the ranks do and send.
+    pub program: Program,
     pub findings: Findings,
 }
 
@@ -33,8 +35,9 @@ pub fn shown(options: &Options, unit: bool, world: &dyn World) -> Outcome<Shown>
     let (plan, p) = pipeline(&options, &c)?;
     let base = options.request.path.parent().unwrap_or(Path::new(""));
     let ranks = plan.mesh[p.axis].size as usize;
-    let mut asked = Asked { p: &p, ranks, base, world, sources: &mut c.sources };
-    let (table, costs) = asked.table()?;
+    let mut asked = Asked { pipeline: &p, ranks, base, world, sources: &mut c.sources };
+    let (table, turns) = asked.table(&by_turns)?;
+    let costs = by_turns(&turns);
     let shown = if unit { Costs::unit(table.stages) } else { costs.clone() };
     let broken = |d: Diagnostic| with(d.at(p.schedule_span, "here"), &c.sources);
     let simulation = simulate(&table, &shown).map_err(|e| broken(Diagnostic::error("E0603", e.message(&table))))?;
@@ -51,7 +54,7 @@ pub fn shown(options: &Options, unit: bool, world: &dyn World) -> Outcome<Shown>
         simulation,
         certificate,
     };
-    Ok(Shown { timeline, findings: Findings { sources: c.sources, sink: c.sink } })
+    Ok(Shown { timeline, program, findings: Findings { sources: c.sources, sink: c.sink } })
 }
 
 /// The plan of the options and its pipeline, against the model that is trained.
@@ -93,29 +96,40 @@ fn model(options: &Options, c: &Checked, e: &mut Elab<'_>) -> Outcome<Option<Ite
 }
 
 /// A pipeline whose table is asked for.
-struct Asked<'a> {
-    p: &'a Pipeline,
-    ranks: usize,
-    base: &'a Path,
-    world: &'a dyn World,
-    sources: &'a mut SourceMap,
+pub struct Asked<'a> {
+    pub pipeline: &'a Pipeline,
+    /// Along its axis.
+    pub ranks: usize,
+    /// Where paths of files begin.
+    pub base: &'a Path,
+    pub world: &'a dyn World,
+    /// Takes the text of a file, so that findings can point into it.
+    pub sources: &'a mut SourceMap,
+}
+
+/// Stages cost what their turns of the loops cost, all of them the same, and sending nothing.
+pub fn by_turns(turns: &[u64]) -> Costs {
+    let cost = |t: &u64| {
+        let t = *t as f64;
+        StageCost { forward: t, input: t, weight: t, held: t, kept: t }
+    };
+    Costs { stages: turns.iter().map(cost).collect(), ..Costs::unit(turns.len()) }
 }
 
 impl Asked<'_> {
-    /// The table, and what its stages cost.
-    fn table(&mut self) -> Outcome<(Table, Costs)> {
-        let (p, m) = (self.p, self.p.microbatches as usize);
+    /// The table, checked, and the turns of each stage. `costs`: of stages with these turns.
+    pub fn table(&mut self, costs: &dyn Fn(&[u64]) -> Costs) -> Outcome<(Table, Vec<u64>)> {
+        let (p, m) = (self.pipeline, self.pipeline.microbatches as usize);
         if let Schedule::File(path) = &p.schedule {
             let table = self.file(path)?;
-            let costs = self.costs(table.stages)?;
-            return Ok((table, costs));
+            let turns = self.turns(table.stages)?;
+            return Ok((table, turns));
         }
-        let stages =
-            p.schedule.stages(self.ranks, p.turns as usize, p.stages.as_ref().map(Vec::len)).unwrap_or(self.ranks);
-        let costs = self.costs(stages)?;
+        let given = p.stages.as_ref().map(Vec::len);
+        let turns = self.turns(p.schedule.stages(self.ranks, p.turns as usize, given).unwrap_or(self.ranks))?;
         let none = |_: &str| Err("no file is meant".to_string());
-        match p.schedule.table(self.ranks, m, &costs, &none) {
-            Ok(table) => Ok((table, costs)),
+        match p.schedule.table(self.ranks, m, &costs(&turns), &none) {
+            Ok(table) => Ok((table, turns)),
             Err(e) => Err(self.refused(&e)),
         }
     }
@@ -125,38 +139,33 @@ impl Asked<'_> {
         let Fault::Impossible { why, cure } = &e.fault else {
             return internal("schedule", &format!("{e:?}"));
         };
-        let d = Diagnostic::error("E0603", why.clone()).at(self.p.schedule_span, "asked for here").help(cure.clone());
+        let d = Diagnostic::error("E0603", why.clone())
+            .at(self.pipeline.schedule_span, "asked for here")
+            .help(cure.clone());
         with(d, self.sources)
     }
 
-    /// Stages cost what their turns of the loops cost, all of them the same.
-    fn costs(&self, stages: usize) -> Outcome<Costs> {
-        let (turns, p) = (self.p.turns as usize, self.p);
-        let turns: Vec<u64> = match &p.stages {
-            Some(given) if given.len() == stages => given.clone(),
+    /// The turns of so many stages: as given, else as even as can be.
+    fn turns(&self, stages: usize) -> Outcome<Vec<u64>> {
+        let (turns, p) = (self.pipeline.turns as usize, self.pipeline);
+        let have = match &p.stages {
+            Some(given) if given.len() == stages => return Ok(given.clone()),
             None if turns >= stages => {
-                (0..stages).map(|s| (turns / stages + usize::from(s < turns % stages)) as u64).collect()
+                return Ok((0..stages).map(|s| (turns / stages + usize::from(s < turns % stages)) as u64).collect());
             }
-            given => {
-                let have = given.as_ref().map_or(turns, Vec::len);
-                let what = if given.is_some() { "stages are listed" } else { "turns are there" };
-                let d = Diagnostic::error("E0602", format!("the table has {stages} stages, but {have} {what}"))
-                    .at(p.span, "does not fit the table")
-                    .help("list the turns of every stage, or give the table fewer stages");
-                return Err(with(d, self.sources));
-            }
+            Some(given) => format!("{} are listed", given.len()),
+            None => format!("the loops have {turns} turns"),
         };
-        let cost = |t: u64| {
-            let t = t as f64;
-            StageCost { forward: t, input: t, weight: t, held: t, kept: t }
-        };
-        Ok(Costs { stages: turns.into_iter().map(cost).collect(), ..Costs::unit(stages) })
+        let d = Diagnostic::error("E0602", format!("the schedule has {stages} stages, but {have}"))
+            .at(p.span, "does not fit the schedule")
+            .help("list the turns of every stage, or take a schedule with fewer stages");
+        Err(with(d, self.sources))
     }
 
     /// The table of a file, judged.
     fn file(&mut self, path: &str) -> Outcome<Table> {
         let at = self.base.join(path);
-        let span = self.p.schedule_span;
+        let span = self.pipeline.schedule_span;
         let read = self.world.read(&at).and_then(|b| String::from_utf8(b).map_err(|_| "it is not UTF-8".into()));
         let text = match read {
             Ok(text) => text,
@@ -179,7 +188,7 @@ impl Asked<'_> {
                 return Err(with(d, self.sources));
             }
         };
-        if let Some(e) = fits(&table, self.ranks, self.p.microbatches as usize) {
+        if let Some(e) = fits(&table, self.ranks, self.pipeline.microbatches as usize) {
             return Err(self.refused(&e));
         }
         let problems = check(&table);

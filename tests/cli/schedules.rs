@@ -152,3 +152,17 @@ fn bad_tables_are_refused_with_their_places() {
     let text = fails(folder.path(), &["schedule", "m.pta"], 1, "E0509");
     assert!(text.contains("pipeline depth by pp { schedule = 1f1b"), "{text}");
 }
+
+#[test]
+fn the_lists_of_ranks_are_printed() {
+    let folder = with(2, "pipeline depth by pp { schedule = 1f1b, microbatches = 2 }");
+    let text = succeeds(folder.path(), &["ir", "m.pta", "--stage", "schedule"]);
+    let expected = "rank 0: 1 slots
+  0F0
+  send F0 0>1 to 1
+  0F1
+  receive G0 1>0 from 1 | send F1 0>1 to 1  -> fills slot 0
+  0B0  -> reads slot 0
+";
+    assert!(text.starts_with(expected), "{text}");
+}

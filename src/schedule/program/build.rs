@@ -7,31 +7,42 @@
 //! chains of them are not passed on one by one.
 
 use super::{Event, Message, Program, Transfer, What};
-use crate::schedule::{Action, Costs, Index, Place, Problem, Table, Work, simulate};
+use crate::schedule::{Action, Costs, Index, Place, Problem, Table, simulate};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 /// The shape's number and the bytes of what crosses a boundary; its gradient's are the same.
 pub type Sizes = [(u32, u64)];
 
-/// A transfer before it is placed.
-struct Pending {
-    from: Place,
-    to: Place,
-    message: Message,
+/// What one rank makes and another one needs.
+#[derive(Clone, Debug)]
+pub struct Crossing {
+    /// What makes it.
+    pub from: Place,
+    /// The first on its rank that needs it.
+    pub to: Place,
+    pub message: Message,
 }
 
-/// The step of a table that can be run. `sizes`: by boundary; the costs decide where transfers go.
+/// The step of a table that can be run, in which each stage needs the results of the one before and the gradients of the one
+/// behind. `sizes`: by boundary; the costs decide where transfers go.
 pub fn build(table: &Table, costs: &Costs, sizes: &Sizes) -> Result<Program, Problem> {
-    let index = Index::of(table);
+    lay_out(table, costs, &crossings(table, sizes))
+}
+
+/// The step of a table that can be run, whose ranks send each other all of this. What crosses must be made before it is needed
+/// in some run of the table: it goes from a stage to later ones, and back with gradients.
+pub fn lay_out(table: &Table, costs: &Costs, transfers: &[Crossing]) -> Result<Program, Problem> {
     let times = simulate(table, costs)?.times;
-    let transfers = transfers(table, &index, sizes);
     let start = |p: Place| times[p.rank][p.index][0];
     let mut lists: Vec<Vec<Item>> = vec![Vec::new(); table.ranks.len()];
-    let order = Order::new(table, &transfers).run(|node| match node {
+    let order = Order::new(table, transfers).run(|node| match node {
         Node::Compute(p) => (start(p), 1, p.rank),
         Node::Transfer(t) => (start(transfers[t].to), 0, t),
     });
+    if order.len() < table.len() + transfers.len() {
+        return Err(Problem::impossible("what crosses is needed before it is made", "send what earlier work makes"));
+    }
     for node in order {
         match node {
             Node::Compute(p) => lists[p.rank].push(Item::Compute(p.index)),
@@ -43,25 +54,23 @@ pub fn build(table: &Table, costs: &Costs, sizes: &Sizes) -> Result<Program, Pro
     }
     let mut out = Program::default();
     for (rank, list) in lists.iter().enumerate() {
-        let (events, slots) = events(table, rank, list, &transfers);
+        let (events, slots) = events(table, rank, list, transfers);
         out.ranks.push(events);
         out.slots.push(slots);
     }
     Ok(out)
 }
 
-fn transfers(table: &Table, index: &Index, sizes: &Sizes) -> Vec<Pending> {
+/// What neighbouring stages on different ranks need of each other.
+pub fn crossings(table: &Table, sizes: &Sizes) -> Vec<Crossing> {
+    let index = Index::of(table);
     let mut out = Vec::new();
     for (to, a) in table.places() {
         for from in index.needs(table, a).into_iter().flatten().filter(|p| p.rank != to.rank) {
-            let backward = a.op != Work::F;
-            let boundary = if backward { a.stage } else { a.stage - 1 };
-            let (shape, bytes) = sizes.get(boundary).copied().unwrap_or_default();
-            out.push(Pending {
-                from,
-                to,
-                message: Message { boundary, microbatch: a.microbatch, backward, shape, bytes },
-            });
+            let maker = table.action(from).stage;
+            let (shape, bytes) = sizes.get(maker.min(a.stage)).copied().unwrap_or_default();
+            let message = Message { from: maker, to: a.stage, microbatch: a.microbatch, value: 0, shape, bytes };
+            out.push(Crossing { from, to, message });
         }
     }
     out
@@ -78,8 +87,8 @@ struct Order<'a> {
     table: &'a Table,
     /// Number of a rank's first computation among all of them.
     first: Vec<usize>,
-    /// The transfer that a computation waits for.
-    incoming: Vec<Option<usize>>,
+    /// The transfers that a computation waits for.
+    incoming: Vec<Vec<usize>>,
     /// Transfers of what a computation makes.
     outgoing: Vec<Vec<usize>>,
     /// The rank that a transfer goes to.
@@ -87,16 +96,16 @@ struct Order<'a> {
 }
 
 impl<'a> Order<'a> {
-    fn new(table: &'a Table, transfers: &[Pending]) -> Order<'a> {
+    fn new(table: &'a Table, transfers: &[Crossing]) -> Order<'a> {
         let mut first = Vec::with_capacity(table.ranks.len());
         let mut count = 0;
         for list in &table.ranks {
             first.push(count);
             count += list.len();
         }
-        let (mut incoming, mut outgoing) = (vec![None; count], vec![Vec::new(); count]);
-        for (t, Pending { from, to, .. }) in transfers.iter().enumerate() {
-            incoming[first[to.rank] + to.index] = Some(t);
+        let (mut incoming, mut outgoing) = (vec![Vec::new(); count], vec![Vec::new(); count]);
+        for (t, Crossing { from, to, .. }) in transfers.iter().enumerate() {
+            incoming[first[to.rank] + to.index].push(t);
             outgoing[first[from.rank] + from.index].push(t);
         }
         let receiver = transfers.iter().map(|t| t.to.rank).collect();
@@ -117,7 +126,7 @@ impl<'a> Order<'a> {
         let ready = |next: &[usize], done: &[bool], rank: usize| {
             let index = next[rank];
             let there = index < self.table.ranks[rank].len();
-            let waits = there && self.incoming[self.first[rank] + index].is_some_and(|t| !done[t]);
+            let waits = there && self.incoming[self.first[rank] + index].iter().any(|t| !done[*t]);
             (there && !waits).then_some(Place { rank, index })
         };
         for rank in 0..next.len() {
@@ -133,7 +142,7 @@ impl<'a> Order<'a> {
                 let rank = self.receiver[id];
                 // Whether this is what the rank stands before.
                 let stands = next[rank] < self.table.ranks[rank].len();
-                if !stands || self.incoming[self.first[rank] + next[rank]] != Some(id) {
+                if !stands || !self.incoming[self.first[rank] + next[rank]].contains(&id) {
                     continue;
                 }
                 rank
@@ -161,7 +170,7 @@ enum Item {
 }
 
 /// A rank's events and the shapes of its slots, which are used again once they are read.
-fn events(table: &Table, rank: usize, list: &[Item], transfers: &[Pending]) -> (Vec<Event>, Vec<u32>) {
+fn events(table: &Table, rank: usize, list: &[Item], transfers: &[Crossing]) -> (Vec<Event>, Vec<u32>) {
     let mut out: Vec<Event> = Vec::new();
     let mut slots: Vec<u32> = Vec::new();
     let mut free: Vec<usize> = Vec::new();
@@ -182,11 +191,11 @@ fn events(table: &Table, rank: usize, list: &[Item], transfers: &[Pending]) -> (
                 out.push(Event { stream: 0, what: What::Compute { action, reads } });
             }
             Item::Send(t) => {
-                let Pending { to, message, .. } = &transfers[t];
+                let Crossing { to, message, .. } = &transfers[t];
                 push(&mut out, Transfer::Send { to: to.rank, message: *message });
             }
             Item::Receive(t) => {
-                let Pending { from, to, message } = &transfers[t];
+                let Crossing { from, to, message } = &transfers[t];
                 let slot = match free.iter().position(|s| slots[*s] == message.shape) {
                     Some(k) => free.swap_remove(k),
                     None => {

@@ -14,27 +14,30 @@
 
 mod build;
 
-pub use build::{Sizes, build};
+pub use build::{Crossing, Sizes, build, crossings, lay_out};
 
 use super::Action;
 
 /// What goes from stage to stage.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Message {
-    /// The stage before the boundary: results of stage `s` and their gradients.
-    pub boundary: usize,
+    /// The stage that makes it, and one that needs it: gradients go to a lower number.
+    pub from: usize,
+    pub to: usize,
     pub microbatch: usize,
-    pub backward: bool,
-    /// Which shape, by whatever numbers the caller gives.
+    /// Which of what goes between the two, by whatever numbers the caller gives.
+    pub value: u32,
+    /// Which shape, likewise.
     pub shape: u32,
     pub bytes: u64,
 }
 
-/// `F3 0>1`: the results of stage 0 for microbatch 3; `G3 1>0`: their gradients.
+/// `F3 0>1`: what stage 0 has made for microbatch 3, for stage 1; `G3 1>0`: a gradient.
 impl std::fmt::Display for Message {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (s, k) = (self.boundary, self.microbatch);
-        if self.backward { write!(f, "G{k} {}>{s}", s + 1) } else { write!(f, "F{k} {s}>{}", s + 1) }
+        let word = if self.to < self.from { "G" } else { "F" };
+        write!(f, "{word}{} {}>{}", self.microbatch, self.from, self.to)?;
+        if self.value > 0 { write!(f, " ({})", self.value) } else { Ok(()) }
     }
 }
 
@@ -120,5 +123,28 @@ pub struct Program {
 impl Program {
     pub fn events(&self) -> usize {
         self.ranks.iter().map(Vec::len).sum()
+    }
+
+    /// Rank by rank, an event a line; behind the arrow what it reads or writes of the rank's slots.
+    pub fn text(&self) -> String {
+        let mut out = String::new();
+        for (rank, list) in self.ranks.iter().enumerate() {
+            out += &format!("rank {rank}: {} slots\n", self.slots[rank].len());
+            for e in list {
+                let mut slots: Vec<String> = Vec::new();
+                match &e.what {
+                    What::Compute { reads, .. } => slots.extend(reads.iter().map(|(s, _)| format!("reads slot {s}"))),
+                    What::Exchange(all) => slots.extend(all.iter().filter_map(|t| match t {
+                        Transfer::Receive { slot, .. } => Some(format!("fills slot {slot}")),
+                        Transfer::Send { .. } => None,
+                    })),
+                    What::Collective { .. } | What::Signal(_) | What::Wait(_) => {}
+                }
+                let stream = if e.stream > 0 { format!("stream {}: ", e.stream) } else { String::new() };
+                let arrow = if slots.is_empty() { "" } else { "  -> " };
+                out += &format!("  {stream}{e}{arrow}{}\n", slots.join(", "));
+            }
+        }
+        out
     }
 }
