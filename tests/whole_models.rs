@@ -10,7 +10,7 @@ use partita::memory;
 use partita::program::Action;
 use partita::runtime::data::Batch;
 use partita::runtime::exec::{ExecOptions, scratch_bytes};
-use partita::source::Disk;
+use partita::source::{Disk, Memory};
 use partita::types::{DType, rng};
 use std::path::Path;
 
@@ -150,13 +150,64 @@ fn check_in_bands(case: &Case) {
     assert!(loops > 0, "{}: nothing is made in bands", case.file);
 }
 
+/// What a plan has computed again is the same, in f64 to the bit; the executor follows.
+fn check_again(case: &Case) {
+    let path = case.options(DType::F64).request.path;
+    let files = std::fs::read_dir(path.parent().expect("a folder")).expect("the examples");
+    let read = |path: std::path::PathBuf| Some((std::fs::read_to_string(&path).ok()?, path));
+    let all = files.filter_map(|e| read(e.ok()?.path())).map(|(text, path)| (path, text));
+    let mut world = Memory(all.collect());
+    *world.0.get_mut(&path).expect("the example") +=
+        "\nplan all_again { recompute full }\nplan most_again { recompute auto(memory = 1 KiB) }\n";
+    let graphs = |plan: Option<&str>, precision: DType| {
+        let options = Options { plan: plan.map(str::to_string), ..case.options(precision) };
+        let shown = |f: Box<partita::driver::Findings>| -> ! {
+            panic!("{}: {}", case.file, partita::diag::render::text(&f.sink, &f.sources, false))
+        };
+        (pipeline::graphs(&options, &world).unwrap_or_else(|f| shown(f)), options)
+    };
+    let values = |all: &[Figure]| -> Vec<u64> { all.iter().flat_map(|f| &f.values).map(|x| x.to_bits()).collect() };
+    let (g, _) = graphs(None, DType::F64);
+    let wanted = run(&mut Interpreted::new(&g), &g.recipe, 1);
+    for plan in ["all_again", "most_again"] {
+        let (g, _) = graphs(Some(plan), DType::F64);
+        let found = run(&mut Interpreted::new(&g), &g.recipe, 1);
+        assert!(values(&wanted) == values(&found), "{}: {plan} changes numbers", case.file);
+        let (mut g, options) = graphs(Some(plan), DType::F32);
+        // That nothing is little enough is not asked here.
+        g.short = None;
+        let expected = run(&mut Interpreted::new(&g), &g.recipe, 1);
+        let program = pipeline::program(&mut g, ALL, None, &options).unwrap_or_else(|_| panic!("{}", case.file));
+        let planned: Vec<usize> = program.routines.iter().map(|r| r.arena).collect();
+        let exec = ExecOptions { threads: 2, ..ExecOptions::default() };
+        let mut engine = Compiled::open(program, &g.recipe, exec).expect("an executor");
+        let ours = run(&mut engine, &g.recipe, 1);
+        compare(case, plan, &ours, &expected, 1e-4, true);
+        let Machine::One(exec) = engine.into_machine() else { panic!("several ranks") };
+        (0..planned.len()).for_each(|n| assert_eq!(exec.high_water(n), planned[n], "{} {plan}", case.file));
+    }
+}
+
 macro_rules! examples {
-    ($($name:ident $preset:expr, $sets:literal, $steps:literal;)*) => { $(
-        #[test]
-        fn $name() {
-            check(Case { file: concat!(stringify!($name), ".pta"), preset: $preset, sets: $sets, steps: $steps });
+    ($($name:ident $preset:expr, $sets:literal, $steps:literal;)*) => {
+        $(
+            #[test]
+            fn $name() {
+                check(Case { file: concat!(stringify!($name), ".pta"), preset: $preset, sets: $sets, steps: $steps });
+            }
+        )*
+
+        mod again {
+            use super::*;
+            $(
+                #[test]
+                fn $name() {
+                    let file = concat!(stringify!($name), ".pta");
+                    check_again(&Case { file, preset: $preset, sets: $sets, steps: 1 });
+                }
+            )*
         }
-    )* };
+    };
 }
 
 examples! {
