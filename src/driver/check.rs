@@ -2,7 +2,7 @@
 
 use super::options::Options;
 use super::pipeline::STACK;
-use super::{comm, sample, size};
+use super::{comm, sample, schedule, size};
 use crate::check::style;
 use crate::diag::{Diagnostic, Sink};
 use crate::elaborate::{Elab, Mode, Settings, plan};
@@ -121,6 +121,7 @@ fn judge(request: &Request, world: &dyn World, all: bool) -> Checked {
     let read = !c.sink.has_errors();
     if all && read && broken.is_empty() {
         plan::check_all(&c.program, &mut walks.trained, &mut walks.found);
+        schedule::check_files(&c.program, &mut walks.trained, &mut c.sources, &request.path, world, &mut walks.found);
     }
     for mut e in std::mem::take(&mut walks.trained) {
         walks.collect(&mut e);

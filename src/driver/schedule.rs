@@ -7,16 +7,17 @@ use super::passes::internal;
 use super::pipeline::{sound, train_item, with};
 use super::plan;
 use crate::diag::{Diagnostic, Sink};
-use crate::elaborate::plan::{Pipeline, ResolvedPlan, find};
+use crate::elaborate::plan::{Pipeline, ResolvedPlan, all as plans, find};
 use crate::elaborate::{Elab, Mode};
 use crate::inspect::schedule::Timeline;
-use crate::resolve::ItemRef;
+use crate::resolve::{ItemRef, Program};
 use crate::schedule::certify::{Refusal, certify};
 use crate::schedule::check::check;
 use crate::schedule::file::{self, Written};
-use crate::schedule::program::{Program, build};
+use crate::schedule::program::{self, build};
 use crate::schedule::{Costs, Fault, Place, Problem, Schedule, StageCost, Table, fits, simulate};
 use crate::source::{FileId, SourceMap, Span, World};
+use crate::syntax::ast::ItemKind;
 use std::ops::Range;
 use std::path::Path;
 
@@ -24,7 +25,7 @@ use std::path::Path;
 pub struct Shown {
     pub timeline: Timeline,
     /// What the ranks do and send.
-    pub program: Program,
+    pub program: program::Program,
     pub findings: Findings,
 }
 
@@ -55,6 +56,30 @@ pub fn shown(options: &Options, unit: bool, world: &dyn World) -> Outcome<Shown>
         certificate,
     };
     Ok(Shown { timeline, program, findings: Findings { sources: c.sources, sink: c.sink } })
+}
+
+/// Tables of files that the plans of a program name, for `check`: each against the first model that its plan fits.
+pub fn check_files(
+    program: &Program,
+    models: &mut [Elab<'_>],
+    sources: &mut SourceMap,
+    path: &Path,
+    world: &dyn World,
+    found: &mut Sink,
+) {
+    let base = path.parent().unwrap_or(Path::new(""));
+    // With presets a plan may be meant for other sizes.
+    let presets = !program.main_items(|i| matches!(i, ItemKind::Preset(_)).then_some(())).is_empty();
+    for ast in plans(program) {
+        let Some(plan) = models.iter_mut().find_map(|e| e.resolve_plan(ast, &[]).0) else { continue };
+        let Some(p) = plan.pipeline.as_ref().filter(|p| matches!(p.schedule, Schedule::File(_))) else { continue };
+        let ranks = plan.mesh[p.axis].size as usize;
+        if let Err(wrong) = (Asked { pipeline: p, ranks, base, world, sources }).table(&by_turns) {
+            *sources = wrong.sources;
+            let counts = |d: &Diagnostic| !(presets && d.code == "E0602");
+            wrong.sink.sorted().into_iter().filter(counts).for_each(|d| found.push(d));
+        }
+    }
 }
 
 /// The plan of the options and its pipeline, against the model that is trained.
@@ -235,6 +260,6 @@ fn wrong(e: &Problem, table: &Table, places: &[Vec<Range<usize>>], file: FileId,
 }
 
 /// What keeps a step from being certified.
-fn stuck(e: &Refusal, p: &Program) -> Diagnostic {
+fn stuck(e: &Refusal, p: &program::Program) -> Diagnostic {
     Diagnostic::error("E0603", format!("the step may wait forever: {}", e.message(p)))
 }

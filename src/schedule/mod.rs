@@ -129,19 +129,6 @@ impl Table {
         (0..self.stages).filter(|s| self.rank_of[*s].contains(&rank)).collect()
     }
 
-    /// Whether backward steps are split somewhere.
-    pub fn splits(&self) -> bool {
-        self.ranks.iter().flatten().any(|a| a.op == Work::I)
-    }
-
-    /// The rank that computes a microbatch's part of a stage, by stage and microbatch.
-    pub fn computed_by(&self, stage: usize, microbatch: usize) -> Option<usize> {
-        self.rank_of.get(stage)?.iter().copied().find(|r| {
-            let of = |a: &Action| a.op == Work::F && a.stage == stage && a.microbatch == microbatch;
-            self.ranks[*r].iter().any(of)
-        })
-    }
-
     /// Without the microbatches from `count` on. What is left keeps its order, so that it can be run if the whole can.
     fn first(mut self, count: usize) -> Table {
         self.ranks.iter_mut().for_each(|r| r.retain(|a| a.microbatch < count));

@@ -129,6 +129,8 @@ fn bad_tables_are_refused_with_their_places() {
     let refused = |table: &str, words: &[&str]| {
         write(folder.path(), "x.csv", table);
         let text = fails(folder.path(), &["schedule", "m.pta"], 1, "E0603");
+        // `check` says the same.
+        assert_eq!(fails(folder.path(), &["check", "m.pta"], 1, "E0603"), text);
         words.iter().for_each(|w| assert!(text.contains(w), "{table}: {w}\n{text}"));
     };
     refused(

@@ -11,6 +11,9 @@ use super::fill::fill;
 use super::{Costs, Problem, Simulation, Table, Work, simulate};
 use greedy::{Policy, greedy};
 
+/// Actions that greedy searches may place.
+const WORK: usize = 3_000_000;
+
 /// The most memory that a rank may keep by these costs: the cap, or as much as 1F1B keeps on its first rank: the activations of as many
 /// microbatches as there are ranks.
 pub fn cap(ranks: usize, costs: &Costs) -> f64 {
@@ -33,12 +36,14 @@ pub fn auto(ranks: usize, microbatches: usize, costs: &Costs) -> Result<Table, P
         search.refill(&t);
         search.offer(t);
     }
-    for rank_of in places(ranks, chunks) {
-        for policy in Policy::all(chunks) {
-            let t = greedy(rank_of.clone(), ranks, microbatches, costs, search.limit, policy);
-            search.refill(&t);
-            search.offer(t);
-        }
+    // Of large tables only some are made.
+    let attempts = (WORK / (6 * stages * microbatches)).max(6);
+    let places = places(ranks, chunks);
+    let all = Policy::all(chunks).into_iter().flat_map(|policy| places.iter().map(move |p| (p, policy)));
+    for (rank_of, policy) in all.take(attempts) {
+        let t = greedy(rank_of.clone(), ranks, microbatches, costs, search.limit, policy);
+        search.refill(&t);
+        search.offer(t);
     }
     improve::improve(&mut search);
     match search.best {
