@@ -11,6 +11,19 @@ use std::collections::HashSet;
 /// Every state that ranks can be in which meet without buffers: whether all of them lead to the end, and no rank ever receives or finds
 /// another message than it expects. For programs of one stream.
 fn explore(p: &Program) -> bool {
+    // What is offered is taken, each once.
+    let number = |e: &Event, taken: bool| match e.what {
+        What::Offer { number, .. } if !taken => Some(number),
+        What::Take { number, .. } if taken => Some(number),
+        _ => None,
+    };
+    let [mut offered, mut taken] =
+        [false, true].map(|t| p.ranks.iter().flatten().filter_map(|e| number(e, t)).collect::<Vec<_>>());
+    offered.sort_unstable();
+    taken.sort_unstable();
+    if offered != taken || offered.windows(2).any(|w| w[0] == w[1]) {
+        return false;
+    }
     // The next event of each rank and which of its transfers are done.
     type State = Vec<(usize, u32)>;
     let start: State = vec![(0, 0); p.ranks.len()];
@@ -29,6 +42,25 @@ fn explore(p: &Program) -> bool {
                     next.push(passed(&state, rank));
                 }
                 What::Signal(_) | What::Wait(_) => next.push(passed(&state, rank)),
+                What::Offer { .. } => next.push(passed(&state, rank)),
+                What::Take { from, message, number, .. } => {
+                    let offers = |e: &Event| matches!(&e.what, What::Offer { number: n, .. } if n == number);
+                    let Some(k) = p.ranks[*from].iter().position(offers) else { return false };
+                    let What::Offer { to, message: m, .. } = &p.ranks[*from][k].what else { return false };
+                    if *to != rank || m != message {
+                        return false;
+                    }
+                    if state[*from].0 > k {
+                        next.push(passed(&state, rank));
+                    }
+                }
+                What::Taken { number } => {
+                    let takes = |e: &Event| matches!(&e.what, What::Take { number: n, .. } if n == number);
+                    let taken = |(r, list): (usize, &Vec<Event>)| list[..state[r].0].iter().any(takes);
+                    if p.ranks.iter().enumerate().any(taken) {
+                        next.push(passed(&state, rank));
+                    }
+                }
                 What::Collective { communicator, .. } => {
                     let Members::Ranks(members) = &p.communicators[*communicator] else {
                         next.push(passed(&state, rank));
@@ -94,6 +126,7 @@ fn passed(state: &[(usize, u32)], rank: usize) -> Vec<(usize, u32)> {
 /// What was received last into a slot.
 fn content(p: &Program, rank: usize, before: usize, slot: usize) -> Option<&Message> {
     p.ranks[rank][..before].iter().rev().find_map(|e| match &e.what {
+        What::Take { message, slot: s, .. } if *s == slot => Some(message),
         What::Exchange(all) => all.iter().rev().find_map(|t| match t {
             Transfer::Receive { message, slot: s, .. } if *s == slot => Some(message),
             _ => None,
@@ -347,6 +380,91 @@ fn corrupted_tables_are_judged_alike() {
     }
     println!("{good} good, {circles} circles");
     assert!(good > 1000 && circles > 200, "{good} {circles}");
+}
+
+/// The same step with offers in the place of sends: what is received is taken, and some calls later the sender waits until it was.
+fn offered(p: &Program, later: usize) -> Program {
+    let mut out = p.clone();
+    // Messages have numbers by what they are.
+    let mut numbers: Vec<Message> = Vec::new();
+    let mut number = |m: &Message| {
+        numbers.iter().position(|n| n == m).unwrap_or_else(|| {
+            numbers.push(*m);
+            numbers.len() - 1
+        })
+    };
+    for list in &mut out.ranks {
+        let mut events: Vec<Event> = Vec::new();
+        let mut open: Vec<(usize, usize)> = Vec::new();
+        for e in std::mem::take(list) {
+            let What::Exchange(all) = &e.what else {
+                let now = events.len();
+                for (k, _) in open.extract_if(.., |(_, at)| *at + later < now) {
+                    events.push(event(0, What::Taken { number: k }));
+                }
+                events.push(e);
+                continue;
+            };
+            // A rank offers before it waits.
+            for t in all {
+                if let Transfer::Send { to, message } = *t {
+                    open.push((number(&message), events.len()));
+                    events.push(event(0, What::Offer { to, message, number: number(&message) }));
+                }
+            }
+            for t in all {
+                if let Transfer::Receive { from, message, slot } = *t {
+                    events.push(event(0, What::Take { from, message, number: number(&message), slot }));
+                }
+            }
+        }
+        events.extend(open.iter().map(|(k, _)| event(0, What::Taken { number: *k })));
+        *list = events;
+    }
+    out
+}
+
+#[test]
+fn offers_are_judged_alike() {
+    let schedules = built_in();
+    let mut random = Random(3);
+    let (mut good, mut bad, mut stuck) = (0, 0, 0);
+    for _ in 0..2_000 {
+        let s = &schedules[random.below(schedules.len())];
+        let (p, m) = (2 + random.below(2), 1 + random.below(5));
+        let Some(program) = program(s, p, m) else { continue };
+        let mut program = offered(&program, random.below(6));
+        certified(&program);
+        for _ in 0..=random.below(2) {
+            let list = &mut program.ranks[random.below(p)];
+            let (a, b) = (random.below(list.len()), random.below(list.len()));
+            match random.below(8) {
+                0 => drop(list.remove(a)),
+                1 => {
+                    let e = list[a].clone();
+                    list.insert(b, e);
+                }
+                2 => list.swap(a, b),
+                3 => {
+                    let e = list.remove(a);
+                    list.insert(b.min(list.len()), e);
+                }
+                _ if a + 1 < list.len() => list.swap(a, a + 1),
+                _ => {}
+            }
+        }
+        let judged = certify(&program);
+        assert_eq!(judged.is_ok(), explore(&program), "{s} {p} {m}: {judged:?}");
+        match judged {
+            Ok(_) => good += 1,
+            Err(e) => {
+                bad += 1;
+                stuck += usize::from(matches!(e, Refusal::Stuck { .. }));
+            }
+        }
+    }
+    println!("{good} good, {bad} bad, of which {stuck} wait in a circle");
+    assert!(good > 300 && bad > 300 && stuck > 100, "{good} {bad} {stuck}");
 }
 
 fn event(stream: usize, what: What) -> Event {

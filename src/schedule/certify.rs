@@ -110,6 +110,7 @@ pub fn certify(program: &Program) -> Result<Certificate, Refusal> {
     let mut out = Certificate { events: program.events(), ..Certificate::default() };
     let mut g = Waits::new(program);
     g.transfers(&mut out)?;
+    g.offers(&mut out)?;
     g.collectives(&mut out)?;
     g.signals(&mut out)?;
     launches(program, &mut out)?;
@@ -196,6 +197,48 @@ impl<'a> Waits<'a> {
             let met = sends.len().min(receives.len());
             if let Some((id, _)) = sends.get(met).or(receives.get(met)) {
                 return Err(Refusal::Unmet { at: self.all[*id] });
+            }
+        }
+        Ok(())
+    }
+
+    /// What is offered is taken, by whom it is meant for.
+    fn offers(&mut self, out: &mut Certificate) -> Result<(), Refusal> {
+        // By number: who offers it to whom, who takes it from whom.
+        type Side = Option<(usize, usize, Message)>;
+        let mut numbers: IndexMap<usize, [Side; 2]> = IndexMap::new();
+        for id in 0..self.all.len() {
+            let (number, side, peer, message) = match self.what(id) {
+                What::Offer { to, message, number } => (number, 0, to, message),
+                What::Take { from, message, number, .. } => (number, 1, from, message),
+                _ => continue,
+            };
+            let sides = numbers.entry(*number).or_default();
+            if sides[side].replace((id, *peer, *message)).is_some() {
+                return Err(Refusal::Unmet { at: self.all[id] });
+            }
+        }
+        for sides in numbers.values() {
+            let (Some((offer, to, sent)), Some((take, from, expected))) = (sides[0], sides[1]) else {
+                let left = sides[0].or(sides[1]).map_or(0, |s| s.0);
+                return Err(Refusal::Unmet { at: self.all[left] });
+            };
+            let [send, receive] = [offer, take].map(|id| self.all[id]);
+            if sent != expected || to != receive.rank || from != send.rank {
+                return Err(Refusal::Mismatch { send, sent, receive, expected });
+            }
+            self.meets(take, offer);
+            out.rendezvous += 1;
+        }
+        for id in 0..self.all.len() {
+            if let What::Taken { number } = self.what(id) {
+                let offered = numbers.get(number).and_then(|s| Some((s[0]?.0, s[1]?.0)));
+                let Some((offer, take)) = offered else { return Err(Refusal::Unmet { at: self.all[id] }) };
+                if self.all[offer].rank != self.all[id].rank {
+                    return Err(Refusal::Unmet { at: self.all[id] });
+                }
+                self.needs[2 * id + 1].push(2 * take as u32 + 1);
+                out.waits += 1;
             }
         }
         Ok(())
@@ -383,34 +426,43 @@ fn slots(g: &Waits, clocks: &[Vec<u32>], out: &mut Certificate) -> Result<(), Re
         for (index, e) in list.iter().enumerate() {
             let at = At { rank, index };
             let id = g.id(at);
-            match &e.what {
-                What::Compute { reads, .. } => {
-                    for (slot, message) in reads {
-                        match held.get_mut(*slot) {
-                            Some(Some((writer, m, readers))) if m == message && over(*writer, id) => readers.push(id),
-                            _ => return Err(Refusal::Unread { at, slot: *slot, message: *message }),
-                        }
-                        out.reads += 1;
+            if let What::Compute { reads, .. } = &e.what {
+                for (slot, message) in reads {
+                    match held.get_mut(*slot) {
+                        Some(Some((writer, m, readers))) if m == message && over(*writer, id) => readers.push(id),
+                        _ => return Err(Refusal::Unread { at, slot: *slot, message: *message }),
                     }
+                    out.reads += 1;
                 }
-                What::Exchange(all) => {
-                    for t in all {
-                        let Transfer::Receive { message, slot, .. } = t else { continue };
-                        let shape = g.program.slots[rank].get(*slot);
-                        if shape != Some(&message.shape) {
-                            return Err(Refusal::Unread { at, slot: *slot, message: *message });
-                        }
-                        if let Some((writer, _, readers)) = held[*slot].replace((id, *message, Vec::new())) {
-                            if let Some(user) = readers.iter().chain([&writer]).find(|r| !over(**r, id)) {
-                                return Err(Refusal::Overwritten { at, user: g.all[*user], slot: *slot });
-                            }
-                            out.reuses += 1;
-                        }
+            }
+            for (message, slot) in filled(&e.what) {
+                if g.program.slots[rank].get(slot) != Some(&message.shape) {
+                    return Err(Refusal::Unread { at, slot, message });
+                }
+                if let Some((writer, _, readers)) = held[slot].replace((id, message, Vec::new())) {
+                    if let Some(user) = readers.iter().chain([&writer]).find(|r| !over(**r, id)) {
+                        return Err(Refusal::Overwritten { at, user: g.all[*user], slot });
                     }
+                    out.reuses += 1;
                 }
-                What::Collective { .. } | What::Signal(_) | What::Wait(_) => {}
             }
         }
     }
     Ok(())
+}
+
+/// What an event receives, and into which slots.
+fn filled(what: &What) -> Vec<(Message, usize)> {
+    match what {
+        What::Exchange(all) => {
+            let received = |t: &Transfer| match t {
+                Transfer::Receive { message, slot, .. } => Some((*message, *slot)),
+                Transfer::Send { .. } => None,
+            };
+            all.iter().filter_map(received).collect()
+        }
+        What::Take { message, slot, .. } => vec![(*message, *slot)],
+        What::Compute { .. } | What::Offer { .. } | What::Taken { .. } => Vec::new(),
+        What::Collective { .. } | What::Signal(_) | What::Wait(_) => Vec::new(),
+    }
 }

@@ -6,6 +6,8 @@
 //! - An **exchange** holds sends and receives that begin together, go on independently, and end when all have ended. A send ends
 //!   only when its receive has begun, and the other way round: nothing is buffered.
 //! - Sends from one rank to another meet its receives from there in order, as they have no tags.
+//! - An **offer** is a send that ends at once: the message lies in the sender's memory until it is **taken**, which waits for the offer. The
+//!   sender may wait until that has happened. The three are told apart by a number, whatever their order.
 //! - A **collective** ends when all members of its communicator have begun it.
 //! - A receive writes a **slot** of the rank, which must have been read by all who need what is in it.
 //!
@@ -64,6 +66,21 @@ pub enum What {
     },
     /// Not empty.
     Exchange(Vec<Transfer>),
+    Offer {
+        to: usize,
+        message: Message,
+        number: usize,
+    },
+    Take {
+        from: usize,
+        message: Message,
+        number: usize,
+        slot: usize,
+    },
+    /// Waits on the rank that offers.
+    Taken {
+        number: usize,
+    },
     /// A member's part in a collective operation: kind and bytes must be the same for all members.
     Collective {
         communicator: usize,
@@ -95,6 +112,9 @@ impl std::fmt::Display for Event {
                 }
                 Ok(())
             }
+            What::Offer { to, message, .. } => write!(f, "offer {message} to {to}"),
+            What::Take { from, message, .. } => write!(f, "take {message} from {from}"),
+            What::Taken { number } => write!(f, "until {number} is taken"),
             What::Collective { communicator, .. } => write!(f, "collective of communicator {communicator}"),
             What::Signal(n) => write!(f, "signal {n}"),
             What::Wait(n) => write!(f, "wait {n}"),
@@ -138,6 +158,8 @@ impl Program {
                         Transfer::Receive { slot, .. } => Some(format!("fills slot {slot}")),
                         Transfer::Send { .. } => None,
                     })),
+                    What::Take { slot, .. } => slots.push(format!("fills slot {slot}")),
+                    What::Offer { .. } | What::Taken { .. } => {}
                     What::Collective { .. } | What::Signal(_) | What::Wait(_) => {}
                 }
                 let stream = if e.stream > 0 { format!("stream {}: ", e.stream) } else { String::new() };
