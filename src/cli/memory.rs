@@ -38,6 +38,9 @@ fn table(n: &Needed, all: bool, out: &mut Output) {
     let of = if many { " of each rank" } else { "" };
     out.line(format!("peak{of} {} ({} bytes)", memory::show(peak), grouped(peak)));
     out.line(format!("in {}, at `{}`", r.peak_at.action, r.peak_at.value));
+    if r.offloaded_bytes > 0 {
+        out.line(format!("beside it {} in files", memory::show(r.offloaded_bytes as u64)));
+    }
     if n.scratch_bytes > 0 {
         out.line(format!("beside it {} of working memory of the threads", memory::show(n.scratch_bytes as u64)));
     }

@@ -8,7 +8,7 @@ use super::{check, plan, sharding, weights};
 use crate::diag::{Diagnostic, Sink};
 use crate::ir::{CutDim, Graph};
 use crate::kernel::Module;
-use crate::memory::{self, Report};
+use crate::memory::{self, Offload, Report};
 use crate::mesh::{Atom, Mesh, cut};
 use crate::program::{Program, Source};
 use crate::runtime::exec::scratch_bytes;
@@ -44,11 +44,11 @@ pub fn needed(options: &Options, world: &dyn World) -> Outcome<Needed> {
     let graphs = pipeline::graphs(options, world)?;
     let sources = &graphs.findings.sources;
     let programs = sharding::programs(&graphs)?;
-    let (report, program) = peak(pipeline::of_rank(&graphs, programs.as_ref(), sources, options))?;
+    let (report, program) = peak(pipeline::of_rank(&graphs, programs.as_ref(), sources, options), graphs.offload)?;
     let ranks = program.mesh.ranks();
     let one_device = match ranks {
         1 => None,
-        _ => Some(peak(pipeline::lowered(&graphs, pipeline::ALL, sources, options))?.0.peak_bytes),
+        _ => Some(peak(pipeline::lowered(&graphs, pipeline::ALL, sources, options), Offload::default())?.0.peak_bytes),
     };
     let scratch_bytes = scratch_bytes(&program, (options.thread_count() / ranks).max(1));
     let checkpoint_bytes = weights::saved_bytes(&graphs.recipe);
@@ -58,10 +58,16 @@ pub fn needed(options: &Options, world: &dyn World) -> Outcome<Needed> {
     Ok(Needed { plan, mesh, ranks, report, scratch_bytes, checkpoint_bytes, uneven, one_device, again, graphs })
 }
 
-/// The report of the routine that needs most.
-fn peak(module: Module<'_>) -> Outcome<(Report, Program)> {
-    let mut program = module.program;
+/// Gives all arrays of a program their places.
+pub fn plan(program: &mut Program, offload: Offload) {
+    memory::offload(program, pipeline::TRAIN, offload);
     program.routines.iter_mut().for_each(memory::plan);
+}
+
+/// The report of the routine that needs most.
+fn peak(module: Module<'_>, offload: Offload) -> Outcome<(Report, Program)> {
+    let mut program = module.program;
+    plan(&mut program, offload);
     // The first of equals: training comes first.
     let most = program.routines.iter().rev().max_by_key(|r| r.arena);
     let report = most.map(|r| memory::report(&program, r));

@@ -9,7 +9,7 @@ use super::recipe::{Load, Recipe, Valid};
 use super::recompute;
 use super::sample::{self, SampleGraphs};
 use super::sharding::{self, Programs, Sharding};
-use super::{average, data, plan, size};
+use super::{average, data, memory, plan, size};
 use crate::autodiff;
 use crate::codegen::cpu::Target;
 use crate::diag::{Diagnostic, Sink, did_you_mean};
@@ -18,7 +18,7 @@ use crate::elaborate::weights::{self, WeightsMap};
 use crate::elaborate::{Elab, Mode};
 use crate::ir::{Constant, Graph, Op, OutputKind, StateKind, prune};
 use crate::kernel::{self, Module};
-use crate::memory;
+use crate::memory::Offload;
 use crate::program::{Program, Role};
 use crate::recompute::Policy;
 use crate::resolve::{Entity, MAIN};
@@ -45,6 +45,8 @@ pub struct Graphs {
     pub again: Option<Policy>,
     /// Why that does not have it fit into the memory that the plan allows.
     pub short: Option<Diagnostic>,
+    /// What lies in files.
+    pub offload: Offload,
     pub timings: Vec<(&'static str, Duration)>,
 }
 
@@ -103,7 +105,7 @@ pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
     });
     take(&mut found, &mut eval.sink, &c.sources)?;
 
-    let (sharding, asked) =
+    let (sharding, asked, offload) =
         p.run("resolve plan", || sharding::resolve(options, &c.program, &mut train, &mut eval, &mut found));
     take(&mut found, &mut Sink::default(), &c.sources)?;
     let mut recipe = recipe(&train, &facts, item, options, &c.sources).map_err(|d| with(d, &c.sources))?;
@@ -146,7 +148,18 @@ pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
     }
     let findings = Findings { sources: c.sources, sink: found };
     let sharding = sharding.map(|s| s.on(&train));
-    let mut g = Graphs { findings, recipe, train, eval, init, sharding, again: None, short: None, timings: Vec::new() };
+    let mut g = Graphs {
+        findings,
+        recipe,
+        train,
+        eval,
+        init,
+        sharding,
+        again: None,
+        short: None,
+        offload,
+        timings: Vec::new(),
+    };
     p.run("recompute", || recompute::apply(asked, &mut g, options))?;
     if g.sharding.is_none() && g.again.is_some() {
         p.graph("train-again", &g.train, &g.findings.sources)?;
@@ -204,7 +217,7 @@ pub fn program(
         p.run("lower sampling", || sample::lower_into(&mut module, s, stored.as_ref(), options))?;
     }
     // Offsets come last: they need the final list of steps.
-    p.run("plan memory", || module.program.routines.iter_mut().for_each(memory::plan));
+    p.run("plan memory", || memory::plan(&mut module.program, g.offload));
     p.text("kernel", || kernel::print::print(&module))?;
     let target = target()?;
     let code = p.run("generate code", || target.compile(&module.kernels, options.thread_count()));

@@ -3,12 +3,11 @@
 use super::findings::Outcome;
 use super::options::Options;
 use super::pipeline::{self, Graphs};
-use super::{doctor, sharding, show};
+use super::{doctor, memory, sharding, show};
 use crate::diag::Diagnostic;
 use crate::elaborate::plan::{PlanScope, Recompute, ResolvedPlan};
 use crate::ir::{Graph, Op, Operation, ScopeId, work};
 use crate::kernel::Module;
-use crate::memory;
 use crate::recompute::{Market, Part, Policy, Prices, What, is_exchange, repeat};
 use crate::shard::{self, Sharded};
 use crate::source::Span;
@@ -139,7 +138,7 @@ impl<'g> Judge<'g> {
         let programs = sharding::programs(g)?;
         let sources = &g.findings.sources;
         let mut program = pipeline::of_rank(g, programs.as_ref(), sources, options).program;
-        program.routines.iter_mut().for_each(memory::plan);
+        memory::plan(&mut program, g.offload);
         let others = program.routines.iter().filter(|r| r.name != pipeline::TRAIN);
         let arena = others.map(|r| r.arena).max().unwrap_or(0);
         let train = match &g.sharding {
@@ -159,7 +158,7 @@ impl<'g> Judge<'g> {
         let graph = shard::ordered(graph);
         let mut module = Module::new(&self.g.findings.sources);
         module.add_pruned(pipeline::TRAIN, graph, &self.options.lowering());
-        module.program.routines.iter_mut().for_each(memory::plan);
+        memory::plan(&mut module.program, self.g.offload);
         (self.persistent + module.program.routines[0].arena.max(self.arena)) as u64
     }
 }

@@ -11,6 +11,7 @@ use crate::elaborate::Elab;
 use crate::elaborate::plan::{self, PlanScope, ResolvedPlan, RuleKind};
 use crate::inspect::unasked;
 use crate::ir::{DimId, Graph, Op};
+use crate::memory::Offload;
 use crate::mesh::{self, Atom, Axis, Cut, Entry, Mesh};
 use crate::recompute::Policy;
 use crate::resolve::Program;
@@ -55,22 +56,30 @@ pub fn resolve(
     train: &mut Elab<'_>,
     eval: &mut Elab<'_>,
     found: &mut Sink,
-) -> (Option<Sharding>, Option<Asked>) {
-    let Some(Ok(ast)) = options.plan.as_ref().map(|name| plan::find(program, name)) else { return (None, None) };
+) -> (Option<Sharding>, Option<Asked>, Offload) {
+    let Some(Ok(ast)) = options.plan.as_ref().map(|name| plan::find(program, name)) else {
+        return (None, None, Offload::default());
+    };
     let (plan, sink) = train.resolve_plan(ast, &options.mesh);
     found.extend(sink);
-    let Some(plan) = plan else { return (None, None) };
+    let Some(plan) = plan else { return (None, None, Offload::default()) };
     let asked = recompute::asked(&plan, &train.b.graph);
+    let to_host = |what| plan.offload.contains(&what);
+    let offload = Offload {
+        activations: to_host(plan::Offload::Activations),
+        optimizer: to_host(plan::Offload::Optimizer),
+        parameters: to_host(plan::Offload::Parameters),
+    };
     let other = eval.resolve_plan_again(ast, &options.mesh);
     let (rules, others) = match (rules(&plan, &train.b.graph), self::rules(&other, &eval.b.graph)) {
         (Ok(a), Ok(b)) => (a, b),
         (Err(d), _) | (_, Err(d)) => {
             found.push(*d);
-            return (None, None);
+            return (None, None, Offload::default());
         }
     };
     let many = rules.mesh.ranks() > 1;
-    (many.then(|| Sharding { plan, train: rules, eval: others, storage: Storage::default() }), asked)
+    (many.then(|| Sharding { plan, train: rules, eval: others, storage: Storage::default() }), asked, offload)
 }
 
 /// How the plan of the options spreads the graphs of a sampler.

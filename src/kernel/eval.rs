@@ -42,7 +42,9 @@ impl Machine<'_> {
         let i = usize::try_from(i + at).expect("in range");
         let buffer = self.routine.buffer(root);
         match buffer.place {
-            Place::Strip | Place::Arena(usize::MAX) => self.temporaries.get(&root).expect("written before")[i],
+            Place::Strip | Place::Host(_) | Place::Arena(usize::MAX) => {
+                self.temporaries.get(&root).expect("written before")[i]
+            }
             Place::Arena(at) => {
                 let size = buffer.dtype.bytes();
                 let mut bytes = (at + i * size..at + (i + 1) * size).map(|b| self.arena.get(&b));
@@ -78,7 +80,7 @@ impl Machine<'_> {
                 });
                 return;
             }
-            Place::Strip | Place::Arena(_) => {
+            Place::Strip | Place::Host(_) | Place::Arena(_) => {
                 self.temporaries.entry(root).or_insert_with(|| vec![f64::NAN; buffer.elements])
             }
             Place::Param(n) => &mut self.params[n as usize],

@@ -161,6 +161,7 @@ fn place(buffer: &Buffer) -> String {
     match buffer.place {
         Place::Arena(usize::MAX) => "arena".to_string(),
         Place::Arena(at) => format!("arena {at}"),
+        Place::Host(at) => format!("host {at}"),
         Place::Param(i) => format!("param {i}"),
         Place::State(i) => format!("state {i}"),
         Place::Input(i) => format!("input {i}"),

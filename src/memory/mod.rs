@@ -7,35 +7,39 @@
 //! where its highest buffer ends. Reading order: `lifetimes`, `offsets`, `report`.
 
 mod lifetimes;
+mod offload;
 mod offsets;
 mod report;
 
 pub use lifetimes::{Lifetime, lifetimes};
+pub use offload::{Offload, offload};
 pub use report::{Entry, Instant, Report, report};
 
 use crate::program::{Place, Routine};
 
-/// Gives every temporary its place and the routine its arena.
+/// Gives every temporary its place, in the arena or in the file, and the routine its arena.
 pub fn plan(routine: &mut Routine) {
     let lives = lifetimes(routine);
-    let wanted: Vec<offsets::Wanted> = routine
-        .buffers
-        .iter()
-        .enumerate()
-        .filter(|(_, b)| matches!(b.place, Place::Arena(_)))
-        .filter_map(|(i, b)| lives[i].map(|life| offsets::Wanted { id: i, bytes: b.bytes(), life }))
-        .collect();
-    let (places, arena) = offsets::assign(&wanted);
+    routine.arena = assign(routine, &lives, Place::Arena, |p| matches!(p, Place::Arena(_)));
+    routine.host = assign(routine, &lives, Place::Host, |p| matches!(p, Place::Host(_)));
+}
+
+/// Offsets of the temporaries of one kind, and where the last one ends.
+fn assign(routine: &mut Routine, lives: &[Option<Lifetime>], make: fn(usize) -> Place, is: fn(Place) -> bool) -> usize {
+    let all = routine.buffers.iter().enumerate().filter(|(_, b)| is(b.place));
+    let wanted: Vec<offsets::Wanted> =
+        all.filter_map(|(i, b)| lives[i].map(|life| offsets::Wanted { id: i, bytes: b.bytes(), life })).collect();
+    let (places, end) = offsets::assign(&wanted);
     for (w, at) in wanted.iter().zip(places) {
-        routine.buffers[w.id].place = Place::Arena(at);
+        routine.buffers[w.id].place = make(at);
     }
-    for (buffer, life) in routine.buffers.iter_mut().zip(&lives) {
+    for (buffer, life) in routine.buffers.iter_mut().zip(lives) {
         // What no step touches takes no room.
-        if matches!(buffer.place, Place::Arena(_)) && life.is_none() {
-            buffer.place = Place::Arena(0);
+        if is(buffer.place) && life.is_none() {
+            buffer.place = make(0);
         }
     }
-    routine.arena = arena;
+    end
 }
 
 #[cfg(test)]

@@ -9,6 +9,8 @@ use serde::Serialize;
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Report {
     pub peak_bytes: usize,
+    /// In files beside that.
+    pub offloaded_bytes: usize,
     pub peak_at: Instant,
     /// In the order of `Category::ALL`, zeros included.
     pub by_category: IndexMap<&'static str, usize>,
@@ -74,6 +76,9 @@ pub fn report(program: &Program, routine: &Routine) -> Report {
             Role::Model | Role::Average | Role::Scaling | Role::Cache => Category::State,
             Role::Input => Category::Data,
         };
+        if slot.host {
+            continue;
+        }
         add(slot.source, &slot.path, category, slot.bytes());
         gaps += slot.reserved() - slot.bytes();
     }
@@ -101,6 +106,7 @@ pub fn report(program: &Program, routine: &Routine) -> Report {
     let value = label(&routine.steps, at).unwrap_or_default();
     Report {
         peak_bytes: program.persistent_bytes() + routine.arena,
+        offloaded_bytes: program.host_bytes(routine),
         peak_at: Instant { action: routine.name.clone(), microbatch: 0, value },
         by_category,
         by_source,

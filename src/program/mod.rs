@@ -58,7 +58,7 @@ pub struct Program {
 }
 
 /// Version of the format written by this build.
-pub const VERSION: u32 = 10;
+pub const VERSION: u32 = 11;
 
 /// A file by the path under which the settings name it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -100,6 +100,8 @@ pub struct Slot {
     pub cut: Vec<Option<Part>>,
     pub role: Role,
     pub source: SourceId,
+    /// It lies in a file instead of memory of the device.
+    pub host: bool,
 }
 
 /// A dim that the mesh cuts.
@@ -136,10 +138,19 @@ impl Slot {
 }
 
 impl Program {
-    /// Bytes of everything but arenas: slots and constants.
+    /// Bytes of everything but arenas and files: slots and constants.
     pub fn persistent_bytes(&self) -> usize {
-        let slots = self.params.iter().chain(&self.states).chain(&self.inputs);
-        slots.map(Slot::reserved).sum::<usize>() + self.constants.len()
+        self.slots().filter(|s| !s.host).map(Slot::reserved).sum::<usize>() + self.constants.len()
+    }
+
+    /// Bytes of files while a routine runs.
+    pub fn host_bytes(&self, routine: &Routine) -> usize {
+        self.slots().filter(|s| s.host).map(Slot::reserved).sum::<usize>() + routine.host
+    }
+
+    /// All persistent arrays.
+    pub fn slots(&self) -> impl Iterator<Item = &Slot> {
+        self.params.iter().chain(&self.states).chain(&self.inputs)
     }
 }
 
@@ -185,6 +196,8 @@ pub struct Routine {
     pub steps: Vec<Step>,
     /// Bytes of the arena. The high-water mark of a run equals it exactly.
     pub arena: usize,
+    /// Bytes of the file of temporaries that are not in the arena.
+    pub host: usize,
     /// The inputs that it reads, by index into [`Program::inputs`] (which may hold one name twice, with different shapes).
     pub inputs: Vec<u32>,
     /// What the caller may read after a run, until the next run.
@@ -235,6 +248,8 @@ impl Buffer {
 pub enum Place {
     /// Byte offset in the routine's arena.
     Arena(usize),
+    /// Byte offset in the routine's file.
+    Host(usize),
     /// A whole persistent slot.
     Param(u32),
     State(u32),

@@ -12,6 +12,7 @@ pub struct Arena {
     base: NonNull<u8>,
     len: usize,
     mapped: usize,
+    file: bool,
 }
 
 // SAFETY: plain memory; who writes where is decided by the executor, which hands out disjoint ranges.
@@ -23,7 +24,17 @@ impl Arena {
     /// None where the system has no such memory.
     pub fn new(len: usize) -> Option<Arena> {
         let (base, mapped) = map(len)?;
-        Some(Arena { base, len, mapped })
+        Some(Arena { base, len, mapped, file: false })
+    }
+
+    /// The same in a file of the system's folder for such, which nobody else sees: what is not used for long need not stay in memory.
+    pub fn in_file(len: usize) -> std::io::Result<Arena> {
+        let (base, mapped) = map_file(len)?;
+        Ok(Arena { base, len, mapped, file: true })
+    }
+
+    pub fn is_file(&self) -> bool {
+        self.file
     }
 
     pub fn len(&self) -> usize {
@@ -88,6 +99,44 @@ fn map(len: usize) -> Option<(NonNull<u8>, usize)> {
     }
 }
 
+/// A file that has no name any more, with room for all of it, mapped.
+#[cfg(unix)]
+fn map_file(len: usize) -> std::io::Result<(NonNull<u8>, usize)> {
+    use std::os::fd::AsRawFd;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    if len == 0 {
+        return Ok((NonNull::<u64>::dangling().cast(), 0));
+    }
+    let name = format!("partita-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let path = std::env::temp_dir().join(name);
+    let file = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
+    std::fs::remove_file(&path)?;
+    file.set_len(len as u64)?;
+    // Without its blocks, a full disk would be met in the middle of a kernel.
+    #[cfg(target_os = "linux")]
+    {
+        // SAFETY: a call on an open file.
+        let failed = unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, len as libc::off_t) };
+        if failed != 0 {
+            return Err(std::io::Error::from_raw_os_error(failed));
+        }
+    }
+    // SAFETY: a new mapping of a file that nobody else can open; the result is checked.
+    let start = unsafe {
+        libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, file.as_raw_fd(), 0)
+    };
+    match NonNull::new(start.cast::<u8>()) {
+        Some(base) if start != libc::MAP_FAILED => Ok((base, len)),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+#[cfg(not(unix))]
+fn map_file(_: usize) -> std::io::Result<(NonNull<u8>, usize)> {
+    Err(std::io::Error::other("not on this system"))
+}
+
 #[cfg(unix)]
 impl Drop for Arena {
     fn drop(&mut self) {
@@ -139,6 +188,26 @@ mod tests {
             // SAFETY: as above.
             assert_eq!(unsafe { *arena.claim(len - 1, 1) }, 7);
         }
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn memory_of_a_file_is_like_other_memory() {
+        for len in [0, 1, 5000, 3 << 20] {
+            let arena = Arena::in_file(len).unwrap();
+            assert!(arena.is_file() && arena.len() == len);
+            if len > 0 {
+                assert_eq!(arena.base() as usize % ALIGN, 0);
+                let last = arena.claim(len - 1, 1);
+                // SAFETY: inside the arena.
+                unsafe {
+                    assert_eq!(*last, 0);
+                    *last = 7;
+                    assert_eq!(*arena.claim(len - 1, 1), 7);
+                }
+            }
+        }
+        assert!(Arena::in_file(1 << 60).is_err());
     }
 
     #[test]

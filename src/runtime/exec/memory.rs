@@ -14,6 +14,8 @@ pub struct Memory {
     constants: Slab,
     /// Temporaries of the routine that runs.
     arena: Slab,
+    /// Those that lie in a file.
+    host: Slab,
     /// Step, position and coordinates, one cache line each.
     cells: Slab,
 }
@@ -34,8 +36,13 @@ impl Memory {
     /// `coordinates`: of the rank along the mesh's atoms.
     pub fn new(program: &Program, coordinates: &[usize]) -> Result<Memory, RuntimeError> {
         let slabs = |slots: &[crate::program::Slot]| {
-            slots.iter().map(|s| Slab::new(s.bytes(), &format!("`{}`", s.path))).collect::<Result<Vec<Slab>, _>>()
+            let slab = |s: &crate::program::Slot| match s.host {
+                true => Slab::in_file(s.bytes(), &format!("`{}`", s.path)),
+                false => Slab::new(s.bytes(), &format!("`{}`", s.path)),
+            };
+            slots.iter().map(slab).collect::<Result<Vec<Slab>, _>>()
         };
+        let host = program.routines.iter().map(|r| r.host).max().unwrap_or(0);
         let arena = program.routines.iter().map(|r| r.arena).max().unwrap_or(0);
         let mut constants = Slab::new(program.constants.len(), "constants")?;
         constants.bytes_mut().copy_from_slice(&program.constants);
@@ -49,6 +56,7 @@ impl Memory {
             inputs: slabs(&program.inputs)?,
             constants,
             arena: Slab::new(arena, "temporary values")?,
+            host: Slab::in_file(host, "values that wait for the backward pass")?,
             cells,
         })
     }
@@ -56,7 +64,8 @@ impl Memory {
     /// Bytes of everything that outlives a run, in whole cache lines as they are allocated.
     pub fn persistent_bytes(&self) -> usize {
         let slots = self.params.iter().chain(&self.states).chain(&self.inputs);
-        slots.map(|s| s.arena.len().next_multiple_of(ALIGN)).sum::<usize>() + self.constants.arena.len()
+        slots.filter(|s| !s.arena.is_file()).map(|s| s.arena.len().next_multiple_of(ALIGN)).sum::<usize>()
+            + self.constants.arena.len()
     }
 
     pub fn spots(&self, routine: &Routine) -> Vec<Spot> {
@@ -71,6 +80,7 @@ impl Memory {
         };
         match buffer.place {
             Place::Arena(offset) => fixed(&self.arena, offset, (offset + bytes).next_multiple_of(ALIGN)),
+            Place::Host(offset) => fixed(&self.host, offset, 0),
             Place::Param(n) => fixed(&self.params[n as usize], 0, 0),
             Place::State(n) => fixed(&self.states[n as usize], 0, 0),
             Place::Input(n) => fixed(&self.inputs[n as usize], 0, 0),

@@ -302,6 +302,17 @@ impl Slab {
         Ok(Slab { arena })
     }
 
+    /// Memory that the system may write to a file meanwhile.
+    fn in_file(bytes: usize, what: &str) -> Result<Slab, RuntimeError> {
+        let arena = Arena::in_file(bytes).map_err(|why| {
+            let folder = std::env::temp_dir();
+            let why = format!("cannot offload {bytes} bytes of {what} to a file in `{}`: {why}", folder.display());
+            RuntimeError::new("E0811", why)
+                .help("name a folder with enough room by the variable TMPDIR, or leave `offload` out")
+        })?;
+        Ok(Slab { arena })
+    }
+
     fn bytes(&self) -> &[u8] {
         // SAFETY: all bytes of the arena are initialised, and runs borrow the executor exclusively.
         unsafe { std::slice::from_raw_parts(self.arena.base(), self.arena.len()) }

@@ -41,6 +41,7 @@ fn program(ranks: usize, actions: Vec<Action>) -> Arc<Program> {
         cut: vec![None],
         role: Role::Input,
         source: SourceId(0),
+        host: false,
     };
     let line = Source { file: "gpt.pta".into(), line: 7, column: 3, ..Source::default() };
     Arc::new(Program {
