@@ -94,7 +94,7 @@ pub struct CompileArgs {
     /// The train item to use, where the file has several
     #[arg(long, value_name = "NAME")]
     pub item: Option<String>,
-    /// The plan to use; without it, one device (of `comm`, `verify`, `ir --stage layouts|spmd`: the file's only plan)
+    /// The plan to use; without it, one device (of `comm`, `schedule`, `verify`, `ir --stage layouts|spmd|schedule`: the file's only plan)
     #[arg(long, value_name = "NAME")]
     pub plan: Option<String>,
     /// Sizes of the plan's mesh axes, such as dp=2,tp=4

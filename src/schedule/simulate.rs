@@ -80,11 +80,12 @@ impl Simulation {
         let (mut most_live, mut most_until_input, mut most) = (0, 0, 0.0f64);
         let mut changes = Vec::new();
         for (a, time) in table.ranks[rank].iter().zip(&self.times[rank]) {
+            // A table that was not checked may end what it has not begun.
             match a.op {
                 Work::F => (live, until_input) = (live + 1, until_input + 1),
-                Work::I => until_input -= 1,
-                Work::W => live -= 1,
-                Work::B => (live, until_input) = (live - 1, until_input - 1),
+                Work::I => until_input = until_input.saturating_sub(1),
+                Work::W => live = live.saturating_sub(1),
+                Work::B => (live, until_input) = (live.saturating_sub(1), until_input.saturating_sub(1)),
             }
             most_live = most_live.max(live);
             most_until_input = most_until_input.max(until_input);
