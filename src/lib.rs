@@ -12,6 +12,7 @@ pub mod ir;
 pub mod kernel;
 pub mod memory;
 pub mod mesh;
+pub mod pipeline;
 pub mod program;
 pub mod recompute;
 pub mod resolve;

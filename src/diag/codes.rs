@@ -81,6 +81,7 @@ codes! {
     "E0602" "stages do not add up"
     "E0603" "schedule is invalid"
     "E0604" "does not fit memory"
+    "E0605" "step cannot be cut into stages"
     "E0701" "input fed never or twice"
     "E0702" "parameter without optimizer"
     "E0703" "selector matches nothing"

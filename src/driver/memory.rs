@@ -61,7 +61,7 @@ pub fn needed(options: &Options, world: &dyn World) -> Outcome<Needed> {
 /// Gives all arrays of a program their places.
 pub fn plan(program: &mut Program, offload: Offload) {
     memory::offload(program, pipeline::TRAIN, offload);
-    program.routines.iter_mut().for_each(memory::plan);
+    memory::plan_all(program);
 }
 
 /// The report of the routine that needs most.

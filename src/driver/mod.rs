@@ -40,6 +40,7 @@ pub mod schedule;
 pub mod sharding;
 pub mod show;
 mod size;
+pub mod stages;
 mod summary;
 pub mod train;
 pub mod verify;

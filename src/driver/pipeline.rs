@@ -9,7 +9,7 @@ use super::recipe::{Load, Recipe, Valid};
 use super::recompute;
 use super::sample::{self, SampleGraphs};
 use super::sharding::{self, Programs, Sharding};
-use super::{average, data, memory, plan, size};
+use super::{average, data, memory, plan, schedule, size, stages};
 use crate::autodiff;
 use crate::codegen::cpu::Target;
 use crate::diag::{Diagnostic, Sink, did_you_mean};
@@ -105,9 +105,13 @@ pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
     });
     take(&mut found, &mut eval.sink, &c.sources)?;
 
-    let (sharding, asked, offload) =
+    let (mut sharding, asked, offload) =
         p.run("resolve plan", || sharding::resolve(options, &c.program, &mut train, &mut eval, &mut found));
     take(&mut found, &mut Sink::default(), &c.sources)?;
+    if let Some(s) = &mut sharding {
+        let mut texts = c.sources.clone();
+        s.table = p.run("schedule", || schedule::of_plan(&s.plan, options, world, &mut texts))?;
+    }
     let mut recipe = recipe(&train, &facts, item, options, &c.sources).map_err(|d| with(d, &c.sources))?;
     let base = options.request.path.parent().unwrap_or(Path::new(""));
     recipe.loads = p.run("map weights", || loads(&c, &train, &facts, item, base, &mut found));
@@ -201,12 +205,18 @@ pub fn program(
     }
     let mut module = Module::new(&sources);
     let mut stored = None;
+    let mut staged = None;
     if let Some(programs) = p.run("shard", || sharding::programs(g))? {
+        staged = p.run("cut stages", || stages::staged(g, &programs, &options.lowering()))?;
         (g.train, g.eval, g.init) = (programs.train.graph, programs.eval.graph, programs.init.graph);
         stored = g.sharding.take().map(|s| s.storage);
     }
     // What is lowered is not needed any more.
     p.run("lower", || {
+        if let Some(s) = &staged {
+            s.lower_into(&mut module, &g.init, routines, &options.lowering());
+            return;
+        }
         for (name, graph) in [(TRAIN, &mut g.train), (EVAL, &mut g.eval), (INIT, &mut g.init)] {
             if routines.contains(&name) {
                 module.add_pruned(name, std::mem::take(graph), &options.lowering());
@@ -380,7 +390,7 @@ fn role(kind: StateKind) -> Role {
         StateKind::Optimizer => Role::Optimizer,
         StateKind::Average => Role::Average,
         StateKind::Scaling => Role::Scaling,
-        StateKind::Cache => Role::Cache,
+        StateKind::Cache | StateKind::Argument => Role::Cache,
     }
 }
 

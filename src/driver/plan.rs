@@ -4,7 +4,7 @@ use super::check;
 use super::findings::Outcome;
 use super::options::Options;
 use super::pipeline::{sound, with};
-use crate::check::plan::given_twice;
+use crate::check::plan::{given_twice, whole};
 use crate::diag::{Diagnostic, Sink};
 use crate::elaborate::plan;
 use crate::resolve::Program;
@@ -38,6 +38,11 @@ pub fn single(options: &Options, program: &Program) -> Result<Single, Diagnostic
                     })?;
                 }
                 PlanKind::Microbatches((n, span)) => out.microbatches = Some((*n, *span)),
+                PlanKind::Pipeline { opts, .. } => {
+                    let given = opts.iter().find(|o| o.name.text == "microbatches");
+                    let count = given.and_then(|o| Some((whole(&o.value, &mut Sink::default())?, o.value.span)));
+                    out.microbatches = count.or(out.microbatches);
+                }
                 _ => {}
             }
         }

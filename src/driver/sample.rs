@@ -202,7 +202,7 @@ pub fn program(g: &SampleGraphs, options: &Options) -> Outcome<Program> {
     let sources = g.findings.sources.clone();
     let mut module = Module::new(&sources);
     lower_into(&mut module, g, None, options)?;
-    module.program.routines.iter_mut().for_each(memory::plan);
+    memory::plan_all(&mut module.program);
     let code = target()?.compile(&module.kernels, options.thread_count());
     module.program.code = code.map_err(|why| super::passes::internal("generate code", &why))?;
     Ok(module.program)

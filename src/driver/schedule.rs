@@ -120,6 +120,22 @@ fn model(options: &Options, c: &Checked, e: &mut Elab<'_>) -> Outcome<Option<Ite
     }
 }
 
+/// The table of a plan's pipeline, and the turns of each stage; none where it has one rank.
+pub fn of_plan(
+    plan: &ResolvedPlan,
+    options: &Options,
+    world: &dyn World,
+    sources: &mut SourceMap,
+) -> Outcome<Option<(Table, Vec<u64>)>> {
+    let Some(pipeline) = &plan.pipeline else { return Ok(None) };
+    let ranks = plan.mesh[pipeline.axis].size as usize;
+    let base = options.request.path.parent().unwrap_or(Path::new(""));
+    match ranks {
+        1 => Ok(None),
+        _ => Asked { pipeline, ranks, base, world, sources }.table(&by_turns).map(Some),
+    }
+}
+
 /// A pipeline whose table is asked for.
 pub struct Asked<'a> {
     pub pipeline: &'a Pipeline,

@@ -15,6 +15,7 @@ use crate::memory::Offload;
 use crate::mesh::{self, Atom, Axis, Cut, Entry, Mesh};
 use crate::recompute::Policy;
 use crate::resolve::Program;
+use crate::schedule::Table;
 use crate::shard::{self, Pin, Place, Rules, Sharded, Storage, Strength, Zero};
 use crate::stage;
 
@@ -24,6 +25,10 @@ pub struct Sharding {
     pub plan: ResolvedPlan,
     pub train: Rules,
     pub eval: Rules,
+    /// The loops of the evaluation step that the plan's pipeline cuts.
+    pub eval_loops: Vec<DimId>,
+    /// The table of the pipeline, if it has several ranks, and how many turns of the loops each stage has.
+    pub table: Option<(Table, Vec<u64>)>,
     pub storage: Storage,
 }
 
@@ -79,7 +84,19 @@ pub fn resolve(
         }
     };
     let many = rules.mesh.ranks() > 1;
-    (many.then(|| Sharding { plan, train: rules, eval: others, storage: Storage::default() }), asked, offload)
+    let eval_loops = other.pipeline.map_or_else(Vec::new, |p| p.dims);
+    (
+        many.then(|| Sharding {
+            plan,
+            train: rules,
+            eval: others,
+            eval_loops,
+            table: None,
+            storage: Storage::default(),
+        }),
+        asked,
+        offload,
+    )
 }
 
 /// How the plan of the options spreads the graphs of a sampler.

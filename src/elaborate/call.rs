@@ -309,7 +309,7 @@ impl<'a> Elab<'a> {
         let caller_stream = self.frame().stream.clone();
         let (name, n) = self.frame().ordinals.get(&site).cloned().unwrap_or((def.name.text.clone(), 1));
         let turns = self.frame().turns.join(".");
-        let parent = self.frame().scope;
+        let (parent, turns_at) = (self.frame().scope, self.frame().model_turns.clone());
         let mut frame = self.open_frame(bound.def.module, body, &def.name.text);
         frame.def = Some(bound.def);
         frame.ordinals = self.ordinals_of(&def.body);
@@ -328,7 +328,8 @@ impl<'a> Elab<'a> {
                 self.b.graph.scopes[parent.index()].path.clone()
             }
         };
-        let scope = Scope { path, definition: def.name.text.clone(), parent: Some(parent), site: Some(site) };
+        let definition = def.name.text.clone();
+        let scope = Scope { path, definition, parent: Some(parent), site: Some(site), turns: turns_at };
         frame.scope = self.b.add_scope(scope);
         if !self.in_initial {
             self.uses.entry(bound.def).or_default().push(frame.scope);

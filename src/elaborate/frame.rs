@@ -55,6 +55,8 @@ pub struct Frame {
     pub instance: Option<InstanceId>,
     /// Turns of the enclosing `for`s of this body.
     pub turns: Vec<String>,
+    /// Of those that go over a dim in a model's body: dims, and turns.
+    pub model_turns: Vec<(DimId, u32)>,
     /// Random stream: instance path, then the chain of call sites.
     pub stream: String,
     pub ordinals: Ordinals,

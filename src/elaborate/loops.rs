@@ -2,12 +2,12 @@
 
 use super::Elab;
 use super::dims::last;
-use super::frame::Local;
+use super::frame::{Body, Local};
 use super::ordinals;
 use super::value::Val;
 use crate::check::constant::Const;
 use crate::diag::Diagnostic;
-use crate::ir::{DimId, ValueId};
+use crate::ir::{DimId, Operation, Scope, ValueId};
 use crate::source::Span;
 use crate::syntax::ast::{Block, Expr, ExprKind, LoopKind, LoopRange, Name};
 use crate::types::DType;
@@ -42,7 +42,7 @@ impl<'a> Elab<'a> {
                 let n = self.b.graph.elements(&set.ids) as i64;
                 let (n, open) = if self.is_opaque(&set.ids) { (1, true) } else { (n, false) };
                 let dim = (set.ids.len() == 1 && !open).then(|| set.ids[0]);
-                if let (Some(d), super::frame::Body::Model) = (dim, self.frame().body) {
+                if let (Some(d), Body::Model) = (dim, self.frame().body) {
                     self.loop_dims.entry(d).or_insert(name.span);
                 }
                 self.unroll(var, 0, n, *reverse, body, dim, want, e.span)
@@ -88,6 +88,18 @@ impl<'a> Elab<'a> {
         true
     }
 
+    /// What stands in a loop's body itself gets a scope that knows the turn, as the layers that are called there do.
+    fn mark_turn(&mut self, first: usize) {
+        let (scope, turns) = (self.frame().scope, self.frame().model_turns.clone());
+        let is_own = |op: &Operation| op.scope == scope;
+        if turns.is_empty() || !self.b.graph.ops[first..].iter().any(is_own) {
+            return;
+        }
+        let own = Scope { parent: Some(scope), turns, ..self.b.graph.scopes[scope.index()].clone() };
+        let own = self.b.add_scope(own);
+        self.b.graph.ops[first..].iter_mut().filter(|op| is_own(op)).for_each(|op| op.scope = own);
+    }
+
     #[allow(clippy::too_many_arguments)]
     fn unroll(
         &mut self,
@@ -114,7 +126,14 @@ impl<'a> Elab<'a> {
             self.frame().turns.push(turn.to_string());
             let c = if dim.is_some_and(|d| self.is_opaque(&[d])) { Const::Unknown } else { Const::int(turn) };
             self.define(var, Val::Const(c), true);
+            let around = self.frame().model_turns.len();
+            if let (Some(d), Body::Model) = (dim, self.frame().body) {
+                self.frame().model_turns.push((d, turn as u32));
+            }
+            let first = self.b.graph.ops.len();
             let val = self.scoped_block(body, None);
+            self.mark_turn(first);
+            self.frame().model_turns.truncate(around);
             self.frame().turns.pop();
             self.frame().scopes.pop();
             if self.too_large {

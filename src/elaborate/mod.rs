@@ -229,6 +229,7 @@ impl<'a> Elab<'a> {
             float: self.precision,
             instance: None,
             turns: Vec::new(),
+            model_turns: Vec::new(),
             stream: String::new(),
             ordinals: Rc::default(),
             scope: crate::ir::ROOT,

@@ -28,6 +28,7 @@ impl<'a> Elab<'a> {
             definition: model.name.text.clone(),
             parent: Some(crate::ir::ROOT),
             site: None,
+            turns: Vec::new(),
         });
         self.uses.entry(at).or_default().push(frame.scope);
         self.within(frame, |e| {

@@ -76,6 +76,7 @@ impl<'a> Elab<'a> {
             definition: format!("sample {}", facts.name),
             parent: Some(crate::ir::ROOT),
             site: None,
+            turns: Vec::new(),
         });
         let mut names = IndexMap::new();
         for (n, id) in &self.instances[root.0 as usize].children {

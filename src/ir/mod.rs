@@ -171,6 +171,10 @@ pub struct Scope {
     /// Where the definition is called.
     #[serde(default)]
     pub site: Option<Span>,
+    /// The loops of the model's body in one turn of which it was called, outermost first: their dims, and the turns' numbers.
+    /// Empty for what is called by others.
+    #[serde(default)]
+    pub turns: Vec<(DimId, u32)>,
 }
 
 /// A trained parameter. Read by `Op::Param`; its master copy is f32 (f64 under `precision f64`).
@@ -208,6 +212,8 @@ pub enum StateKind {
     Scaling,
     /// What a sampling program keeps from position to position.
     Cache,
+    /// None of the above: what the caller of a function hands to it and gets from it (see `pipeline`).
+    Argument,
 }
 
 /// Something fed at each step.

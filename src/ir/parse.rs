@@ -99,7 +99,7 @@ impl Parser<'_> {
                 let i: usize = self.lex.whole()?;
                 let (path, definition) = (self.lex.word()?, self.lex.word()?);
                 let parent = if self.lex.accept_word("in")? { Some(ScopeId(self.lex.whole()?)) } else { None };
-                let scope = Scope { path, definition, parent, site: None };
+                let scope = Scope { path, definition, parent, site: None, turns: Vec::new() };
                 if i == 0 {
                     self.graph.scopes[0] = scope;
                 } else if i == self.graph.scopes.len() {
@@ -130,8 +130,14 @@ impl Parser<'_> {
                 self.lex.expect(":")?;
                 let (dtype, dims) = self.ty()?;
                 let kind = self.lex.word()?;
-                let kinds =
-                    [StateKind::Model, StateKind::Optimizer, StateKind::Average, StateKind::Scaling, StateKind::Cache];
+                let kinds = [
+                    StateKind::Model,
+                    StateKind::Optimizer,
+                    StateKind::Average,
+                    StateKind::Scaling,
+                    StateKind::Cache,
+                    StateKind::Argument,
+                ];
                 let Some(kind) = kinds.into_iter().find(|k| print::kind_name(*k) == kind) else {
                     return Err(format!("`{kind}` is no kind of state"));
                 };

@@ -57,6 +57,7 @@ pub(super) fn kind_name(kind: StateKind) -> &'static str {
         StateKind::Average => "average",
         StateKind::Scaling => "scaling",
         StateKind::Cache => "cache",
+        StateKind::Argument => "argument",
     }
 }
 

@@ -62,6 +62,7 @@ impl Machine<'_> {
             Place::Position => f64::from(self.position),
             // One rank.
             Place::Coordinate(_) => 0.0,
+            Place::Argument(_) => unreachable!("functions of pipelines run in `tests/ranks.rs`"),
             Place::Slice { .. } => unreachable!("resolved"),
         }
     }
@@ -101,7 +102,12 @@ impl Machine<'_> {
                 }
                 Action::Copy { from, to } => self.copy(*from, *to),
                 Action::Library(library) => self.library(library),
-                Action::Collective(_) | Action::Wait(_) => {
+                Action::Collective(_)
+                | Action::Wait(_)
+                | Action::Call(_)
+                | Action::Send(_)
+                | Action::Receive(_)
+                | Action::Sent(_) => {
                     unreachable!("programs of many ranks run in `tests/ranks.rs`")
                 }
                 Action::Loop(l) => {

@@ -26,9 +26,15 @@ mod index;
 mod lower;
 mod module;
 mod operands;
+mod pipelines;
 pub mod print;
 mod simplify;
 mod work;
+
+/// A step whose backward pass computes again what kernels would not keep for it; for passes that will be lowered apart.
+pub fn keep_little(graph: crate::ir::Graph, options: &Options) -> crate::ir::Graph {
+    lower::keep_little(graph, options)
+}
 
 pub use module::Module;
 

@@ -4,7 +4,7 @@
 use super::{Kernel, Options, lower};
 use crate::ir::prune::prune;
 use crate::ir::{self, Graph, OpId, Operation};
-use crate::program::{self, ALIGN, Access, Program, Role, Site, Slot, Source, SourceId, Work};
+use crate::program::{self, ALIGN, Access, Place, Program, Role, Site, Slot, Source, SourceId, Work};
 use crate::source::{SourceMap, Span};
 use crate::types::rng::Dist;
 use indexmap::IndexMap;
@@ -139,7 +139,7 @@ impl<'s> Module<'s> {
     }
 
     /// Slots of a graph's parameters, states and inputs, in the order of its tables.
-    pub(super) fn slots(&mut self, graph: &Graph) -> [Vec<u32>; 3] {
+    pub(super) fn slots(&mut self, graph: &Graph) -> Slots {
         let names = |dims: &[ir::DimId]| -> (Vec<String>, Vec<usize>) {
             (dims.iter().map(|d| graph.dim(*d).name.clone()).collect(), dims.iter().map(|d| graph.size(*d)).collect())
         };
@@ -147,12 +147,12 @@ impl<'s> Module<'s> {
             let cut = lower::ranks::parts(graph, dims);
             let (dims, shape) = names(dims);
             let source = self.source(span, "", None);
-            Slot { path: path.to_string(), dtype, dims, shape, cut, role, source, host: false }
+            Slot { path: path.to_string(), dtype, dims, shape, cut, role, source, host: false, on: Vec::new() }
         };
         let params: Vec<Slot> =
             graph.params.iter().map(|p| slot(&p.path, p.dtype, &p.dims, Role::Param, p.span)).collect();
-        let states: Vec<Slot> =
-            graph.states.iter().map(|s| slot(&s.path, s.dtype, &s.dims, role_of(s.kind), s.span)).collect();
+        let states: Vec<Option<Slot>> =
+            graph.states.iter().map(|s| Some(slot(&s.path, s.dtype, &s.dims, role_of(s.kind)?, s.span))).collect();
         let inputs: Vec<Slot> =
             graph.inputs.iter().map(|i| slot(&i.name, i.dtype, &i.dims, Role::Input, i.span)).collect();
         let by_path = |known: &mut HashMap<String, u32>, slots: &mut Vec<Slot>, slot: Slot| {
@@ -171,12 +171,24 @@ impl<'s> Module<'s> {
             at as u32
         };
         let (program, [known_params, known_states]) = (&mut self.program, &mut self.paths);
-        [
-            params.into_iter().map(|s| by_path(known_params, &mut program.params, s)).collect(),
-            states.into_iter().map(|s| by_path(known_states, &mut program.states, s)).collect(),
-            inputs.into_iter().map(|s| by_type(&mut program.inputs, s)).collect(),
-        ]
+        let mut arguments = 0..;
+        let state = |slot: Option<Slot>| match slot {
+            Some(s) => Place::State(by_path(known_states, &mut program.states, s)),
+            None => Place::Argument(arguments.next().expect("without end")),
+        };
+        Slots {
+            params: params.into_iter().map(|s| by_path(known_params, &mut program.params, s)).collect(),
+            states: states.into_iter().map(state).collect(),
+            inputs: inputs.into_iter().map(|s| by_type(&mut program.inputs, s)).collect(),
+        }
     }
+}
+
+/// Where the parameters, states and inputs of a graph are; states that are arguments by their order.
+pub(super) struct Slots {
+    pub params: Vec<u32>,
+    pub states: Vec<Place>,
+    pub inputs: Vec<u32>,
 }
 
 /// How a kernel is run.
@@ -193,12 +205,14 @@ pub(super) enum Launching {
     },
 }
 
-fn role_of(kind: ir::StateKind) -> Role {
-    match kind {
+/// None for what is no slot of the program.
+fn role_of(kind: ir::StateKind) -> Option<Role> {
+    Some(match kind {
         ir::StateKind::Model => Role::Model,
         ir::StateKind::Optimizer => Role::Optimizer,
         ir::StateKind::Average => Role::Average,
         ir::StateKind::Scaling => Role::Scaling,
         ir::StateKind::Cache => Role::Cache,
-    }
+        ir::StateKind::Argument => return None,
+    })
 }

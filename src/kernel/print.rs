@@ -166,6 +166,7 @@ fn place(buffer: &Buffer) -> String {
         Place::State(i) => format!("state {i}"),
         Place::Input(i) => format!("input {i}"),
         Place::Constant(at) => format!("constant {at}"),
+        Place::Argument(n) => format!("argument {n}"),
         Place::Strip => "strip".to_string(),
         Place::Step => "step".to_string(),
         Place::Position => "position".to_string(),
@@ -184,6 +185,13 @@ fn step(out: &mut String, s: &Step, program: &Program, depth: usize) {
         Action::Library(l) => library(l),
         Action::Collective(c) => format!("begin {}: {}", c.number, collective(c)),
         Action::Wait(all) => format!("wait for {}", list(all, |b| b.number.to_string())),
+        Action::Call(c) => {
+            let args = list(&c.args, |a| a.buffer.to_string());
+            format!("call {} ({args}) in {}", program.routines[c.routine as usize].name, c.workspace)
+        }
+        Action::Send(t) => format!("send {}: {} to {}", t.number, t.buffer, t.peer),
+        Action::Receive(t) => format!("receive {}: {} from {}", t.number, t.buffer, t.peer),
+        Action::Sent(t) => format!("wait for send {}", t.number),
         Action::Loop(l) => format!("loop {} turn {}{}", l.trip, l.turn, if l.reverse { " reverse" } else { "" }),
     };
     let source = &program.sources[s.source.0 as usize];

@@ -15,7 +15,23 @@ pub use lifetimes::{Lifetime, lifetimes};
 pub use offload::{Offload, offload};
 pub use report::{Entry, Instant, Report, report};
 
-use crate::program::{Place, Routine};
+use crate::program::{Action, Place, Program, Routine};
+
+/// Plans all routines: those that call others last, since these need room in their arenas.
+pub fn plan_all(program: &mut Program) {
+    let calls = |r: &Routine| r.steps.iter().any(|s| matches!(s.action, Action::Call(_)));
+    program.routines.iter_mut().filter(|r| !calls(r)).for_each(plan);
+    let arenas: Vec<usize> = program.routines.iter().map(|r| r.arena).collect();
+    for routine in program.routines.iter_mut().filter(|r| calls(r)) {
+        for step in &routine.steps {
+            if let Action::Call(c) = &step.action {
+                let room = &mut routine.buffers[c.workspace.index()];
+                room.elements = arenas[c.routine as usize].div_ceil(room.dtype.bytes());
+            }
+        }
+        plan(routine);
+    }
+}
 
 /// Gives every temporary its place, in the arena or in the file, and the routine its arena.
 pub fn plan(routine: &mut Routine) {

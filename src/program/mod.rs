@@ -51,14 +51,16 @@ pub struct Program {
     pub sites: Vec<Site>,
     /// Files that the program needs and carries.
     pub files: Vec<CarriedFile>,
-    /// Of the ranks that run it, all of them the same steps; without axes there is one.
+    /// Of the ranks that run it, all of them the same steps but for those along `pipeline`; without axes there is one.
     pub mesh: Mesh,
+    /// The atoms of the axis along which ranks hold different stages of a model, major first; empty without a pipeline.
+    pub pipeline: Vec<Atom>,
     /// Settings of the driver (data, schedule, names of routines, text of the program ..) as JSON; opaque here.
     pub settings: String,
 }
 
 /// Version of the format written by this build.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 
 /// A file by the path under which the settings name it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -102,6 +104,8 @@ pub struct Slot {
     pub source: SourceId,
     /// It lies in a file instead of memory of the device.
     pub host: bool,
+    /// Coordinates along the pipeline of the ranks that hold it; empty: all do.
+    pub on: Vec<u32>,
 }
 
 /// A dim that the mesh cuts.
@@ -137,7 +141,30 @@ impl Slot {
     }
 }
 
+impl Slot {
+    /// Whether ranks of this stage of the pipeline hold it.
+    pub fn is_on(&self, coordinate: usize) -> bool {
+        self.on.is_empty() || self.on.contains(&(coordinate as u32))
+    }
+}
+
 impl Program {
+    /// Where a rank is along the pipeline; 0 without one.
+    pub fn stage(&self, rank: usize) -> usize {
+        self.pipeline.iter().fold(0, |n, a| n * self.mesh.size(*a) + self.mesh.coordinate(rank, *a))
+    }
+
+    /// The rank that differs from another one only in where it is along the pipeline.
+    pub fn at_stage(&self, rank: usize, stage: usize) -> usize {
+        let row = self.mesh.members(rank, &self.pipeline);
+        row[stage]
+    }
+
+    /// What ranks of a stage run where a routine is asked for.
+    pub fn variant(&self, routine: usize, stage: usize) -> usize {
+        self.routines[routine].variants.get(stage).map_or(routine, |v| *v as usize)
+    }
+
     /// Bytes of everything but arenas and files: slots and constants.
     pub fn persistent_bytes(&self) -> usize {
         self.slots().filter(|s| !s.host).map(Slot::reserved).sum::<usize>() + self.constants.len()
@@ -202,6 +229,9 @@ pub struct Routine {
     pub inputs: Vec<u32>,
     /// What the caller may read after a run, until the next run.
     pub outputs: Vec<Output>,
+    /// By coordinate along the pipeline: the routine that ranks there run when this one is asked for, with the same outputs. Empty: all run
+    /// this one.
+    pub variants: Vec<u32>,
 }
 
 impl Routine {
@@ -262,6 +292,8 @@ pub enum Place {
     Position,
     /// A cell with where the rank is along an atom of the mesh (I32), written by the runtime once.
     Coordinate(Atom),
+    /// What the caller of the routine gives it by this number: see [`Call`].
+    Argument(u32),
     /// Nowhere as a whole: see [`Finished`]. A block of it lies in the scratch memory of the thread that made it.
     Strip,
     /// Part of another buffer that moves with a loop: it begins `offset + value * stride` bytes after `base`'s start, where

@@ -35,6 +35,33 @@ pub enum Action {
     /// Ends exchanges of one set of groups that were begun before in the same list of steps, in that order.
     Wait(Vec<Begun>),
     Loop(Loop),
+    Call(Call),
+    /// Says that a buffer is there for another rank of the pipeline, and goes on.
+    Send(Transfer),
+    /// Waits for what another rank sends, and takes it.
+    Receive(Transfer),
+    /// Waits until what was sent has been taken.
+    Sent(Transfer),
+}
+
+/// Runs the steps of another routine, which calls none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Call {
+    pub routine: u32,
+    /// What its [`super::Place::Argument`]s are, by their numbers.
+    pub args: Vec<Arg>,
+    /// Its arena.
+    pub workspace: BufferId,
+}
+
+/// Between ranks that differ only in where they are along the pipeline.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Transfer {
+    /// The other one's coordinate along the pipeline.
+    pub peer: u32,
+    pub buffer: BufferId,
+    /// The same for both, and used once in a run.
+    pub number: u32,
 }
 
 /// A call of a compiled kernel: rows 0..rows, in any order and on any threads.
@@ -372,6 +399,12 @@ impl Action {
                 }
             }
             Action::Loop(l) => visit(l.turn, Access::Write),
+            Action::Call(c) => {
+                c.args.iter().for_each(|a| visit(a.buffer, a.access));
+                visit(c.workspace, Access::Write);
+            }
+            Action::Send(t) | Action::Sent(t) => visit(t.buffer, Access::Read),
+            Action::Receive(t) => visit(t.buffer, Access::Write),
         }
     }
 
@@ -398,6 +431,11 @@ impl Action {
             Action::Library(Library::AttentionGrad(a)) => a.buffers_mut(change),
             Action::Collective(c) => [&mut c.from, &mut c.to].into_iter().for_each(change),
             Action::Wait(all) => all.iter_mut().flat_map(|b| [&mut b.from, &mut b.to]).for_each(change),
+            Action::Call(c) => {
+                c.args.iter_mut().for_each(|a| change(&mut a.buffer));
+                change(&mut c.workspace);
+            }
+            Action::Send(t) | Action::Receive(t) | Action::Sent(t) => change(&mut t.buffer),
             Action::Loop(l) => {
                 change(&mut l.turn);
                 for step in &mut l.body {

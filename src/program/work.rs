@@ -45,7 +45,8 @@ impl Action {
                 work
             }
             Action::Collective(_) => Work::default(),
-            Action::Loop(_) => Work::default(),
+            Action::Receive(t) => Work { flops: 0, bytes: 2 * routine.buffer(t.buffer).bytes() as u64 },
+            Action::Loop(_) | Action::Call(_) | Action::Send(_) | Action::Sent(_) => Work::default(),
         }
     }
 
@@ -58,6 +59,8 @@ impl Action {
             Action::Library(_) => "library",
             Action::Collective(_) | Action::Wait(_) => "collective",
             Action::Loop(_) => "loop",
+            Action::Call(_) => "call",
+            Action::Send(_) | Action::Receive(_) | Action::Sent(_) => "transfer",
         }
     }
 }

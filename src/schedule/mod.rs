@@ -89,7 +89,7 @@ pub struct Place {
 }
 
 /// What every rank of a pipeline computes, in order.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Table {
     /// Of the whole model.
     pub stages: usize,

@@ -244,7 +244,7 @@ pub fn storage(g: &Graph, rules: &Rules) -> Storage {
         let of = s.path.split_once(':').map(|(_, param)| param);
         let owner = of.and_then(|path| out.params.get_index_of(path));
         let cuts: Vec<Cut> = match (s.kind, owner) {
-            (StateKind::Model | StateKind::Scaling | StateKind::Cache, _) | (_, None) => {
+            (StateKind::Model | StateKind::Scaling | StateKind::Cache | StateKind::Argument, _) | (_, None) => {
                 match reads.states[i].map(|o| g.op(o)) {
                     Some(op) if op.phase != Phase::Update => {
                         let facts = pins.facts(g, op, op.results[0]);
@@ -441,6 +441,20 @@ impl<'a> State<'a> {
                 self.scattered.push((class, summed.clone()));
             }
             let dims = &g.value(v).dims;
+            if let (Op::Loop { body, carries, .. }, false) = (&op.op, summed.is_empty()) {
+                // Microbatches add up parts of a gradient, not the whole.
+                let block = g.block(*body);
+                let k = op.results.iter().position(|r| *r == v).filter(|k| *k < *carries as usize);
+                for inner in k.iter().flat_map(|k| [block.params[1 + k], block.results[*k]]) {
+                    let by = |d: &DimId| dims.iter().position(|x| x == d).map_or_else(Cut::new, |i| cuts[i].clone());
+                    let own: Vec<Cut> = g.value(inner).dims.iter().map(by).collect();
+                    let class = self.classes.class(inner);
+                    let h = &mut self.held[class];
+                    (h.fixed, h.origin) = (vec![true; own.len()], vec![Origin::Closed; own.len()]);
+                    h.cuts = own;
+                    self.scattered.push((class, summed.clone()));
+                }
+            }
             let same = matches!(op.op, Op::Map(_) | Op::StopGradient);
             if op.phase != Phase::Update || !same {
                 continue;

@@ -11,33 +11,39 @@ use partita::runtime::exec::{Array, ExecOptions, RankOptions, Ranks, RunArgs};
 use partita::source::SourceMap;
 use partita::types::DType;
 use std::sync::Arc;
+use std::time::Duration;
 
-fn program(train: &Graph, init: &Graph) -> Arc<Program> {
+pub(super) fn program(train: &Graph, init: &Graph) -> Arc<Program> {
     let texts = SourceMap::default();
     let mut module = Module::new(&texts);
     module.add("train", train, &kernel::Options::default());
     module.add("init", init, &kernel::Options::default());
+    compiled(module)
+}
+
+pub(super) fn compiled(module: Module<'_>) -> Arc<Program> {
     let (mut program, kernels) = (module.program, module.kernels);
-    program.routines.iter_mut().for_each(memory::plan);
+    memory::plan_all(&mut program);
     program.code = Target::host().expect("a supported processor").compile(&kernels, 2).expect("compiles");
     Arc::new(program)
 }
 
 /// Ranks with their initial values.
-fn started(program: Arc<Program>) -> Ranks {
+pub(super) fn started(program: Arc<Program>) -> Ranks {
     joined(program, None)
 }
 
 /// The same; `behind`: by threads beside them.
-fn joined(program: Arc<Program>, behind: Option<bool>) -> Ranks {
+pub(super) fn joined(program: Arc<Program>, behind: Option<bool>) -> Ranks {
     let exec = ExecOptions { threads: 2, ..ExecOptions::default() };
-    let mut ranks = Ranks::new(program, RankOptions { exec, behind, ..RankOptions::default() }).expect("ranks");
+    let mut ranks = Ranks::new(program, RankOptions { exec, behind, limit: Duration::from_secs(30) }).expect("ranks");
     let seed = RunArgs { seed: 5, ..RunArgs::default() };
-    ranks.run(1, seed).unwrap_or_else(|e| panic!("{e}"));
+    let init = ranks.routine("init").expect("initial values");
+    ranks.run(init, seed).unwrap_or_else(|e| panic!("{e}"));
     ranks
 }
 
-fn feed(ranks: &mut Ranks, step: u64, vocabulary: usize) {
+pub(super) fn feed(ranks: &mut Ranks, step: u64, vocabulary: usize) {
     let program = ranks.program().clone();
     for (n, slot) in program.inputs.iter().enumerate() {
         let count: usize = ranks.shape(Array::Input(n)).iter().product();
@@ -50,7 +56,7 @@ fn feed(ranks: &mut Ranks, step: u64, vocabulary: usize) {
 }
 
 /// All parameters and states by path, wholes.
-fn arrays(ranks: &Ranks) -> Vec<(String, Vec<f64>)> {
+pub(super) fn arrays(ranks: &Ranks) -> Vec<(String, Vec<f64>)> {
     let program = ranks.program().clone();
     let params = program.params.iter().enumerate().map(|(n, s)| (s, Array::Param(n)));
     let states = program.states.iter().enumerate().map(|(n, s)| (s, Array::State(n)));
@@ -89,7 +95,7 @@ fn compare(source: &str, plan: &str, precision: DType, vocabulary: usize, tolera
 }
 
 /// Relative to the largest element.
-fn near(one: &[f64], many: &[f64], tolerance: f64, what: &str) {
+pub(super) fn near(one: &[f64], many: &[f64], tolerance: f64, what: &str) {
     assert_eq!(one.len(), many.len(), "{what}");
     let scale = one.iter().fold(1e-4f64, |m, x| m.max(x.abs()));
     for (i, (a, b)) in one.iter().zip(many).enumerate() {

@@ -7,6 +7,11 @@ use super::Lowerer;
 use crate::ir::*;
 use crate::program::{self, Action, Buffer, BufferId, Category, Launch, Loop, Place, Step};
 
+/// Where new parameters, states and results of a function go.
+fn is_slot(place: Place) -> bool {
+    matches!(place, Place::Param(_) | Place::State(_) | Place::Argument(_))
+}
+
 impl Lowerer<'_, '_> {
     pub(super) fn outputs(&mut self, steps: &mut Vec<Step>) {
         let mut copies: Vec<(BufferId, BufferId, OpId)> = Vec::new();
@@ -21,13 +26,13 @@ impl Lowerer<'_, '_> {
                 OutputKind::Metric => program::OutputKind::Metric,
                 OutputKind::Value => program::OutputKind::Value,
                 OutputKind::Param(p) | OutputKind::InitParam(p) => {
-                    let (dims, slot) = (self.graph.params[p.index()].dims.clone(), self.slots[0][p.index()]);
+                    let (dims, slot) = (self.graph.params[p.index()].dims.clone(), self.slots.params[p.index()]);
                     self.write_slot(v, &dims, Place::Param(slot), op, steps, &mut copies);
                     continue;
                 }
                 OutputKind::State(s) | OutputKind::InitState(s) => {
-                    let (dims, slot) = (self.graph.states[s.index()].dims.clone(), self.slots[1][s.index()]);
-                    self.write_slot(v, &dims, Place::State(slot), op, steps, &mut copies);
+                    let (dims, place) = (self.graph.states[s.index()].dims.clone(), self.slots.states[s.index()]);
+                    self.write_slot(v, &dims, place, op, steps, &mut copies);
                     continue;
                 }
             };
@@ -75,7 +80,7 @@ impl Lowerer<'_, '_> {
         let from = match self.canonical(v, order) {
             Some(b) if b == to => return,
             // Another slot's value is taken aside, since that slot may get a new one, too.
-            Some(b) if !matches!(self.routine.buffer(b).place, Place::Param(_) | Place::State(_)) => b,
+            Some(b) if !is_slot(self.routine.buffer(b).place) => b,
             _ => {
                 let aside = self.temporary("update", dtype, elements, op);
                 self.copy(v, order, aside, op, steps);
@@ -93,6 +98,7 @@ impl Lowerer<'_, '_> {
                 let optimizer = slot.role == program::Role::Optimizer;
                 (slot.path.clone(), if optimizer { Category::OptimizerState } else { Category::State })
             }
+            Place::Argument(n) => (format!("argument {n}"), Category::Activations),
             other => unreachable!("{other:?} is no slot"),
         };
         self.fixed(place, dtype, elements, &path, category)
@@ -121,8 +127,7 @@ impl Lowerer<'_, '_> {
         for i in 0..steps.len() {
             let Action::Copy { from, to } = steps[i].action else { continue };
             let (source, target) = (self.routine.buffer(from), self.routine.buffer(to));
-            let final_copy = matches!(target.place, Place::Param(_) | Place::State(_));
-            if !final_copy || !matches!(source.place, Place::Arena(_)) || leaves.contains(&from) {
+            if !is_slot(target.place) || !matches!(source.place, Place::Arena(_)) || leaves.contains(&from) {
                 continue;
             }
             let Some(w) = writer[from.index()] else { continue };
@@ -139,6 +144,7 @@ impl Lowerer<'_, '_> {
                 Action::Library(_) => last_read[to.index()].is_none_or(|r| r < w),
                 Action::Wait(_) => last_read[to.index()].is_none_or(|r| r < w),
                 Action::Collective(_) | Action::Loop(_) => false,
+                Action::Call(_) | Action::Send(_) | Action::Receive(_) | Action::Sent(_) => false,
             };
             if !aligned {
                 continue;

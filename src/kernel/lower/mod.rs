@@ -34,7 +34,7 @@ mod values;
 mod waits;
 mod write;
 
-use super::module::Module;
+use super::module::{Module, Slots};
 use super::{Index, Options};
 use crate::ir::*;
 use crate::program::{self, Action, Buffer, BufferId, Category, Place, Routine, Step};
@@ -83,8 +83,7 @@ struct Lowerer<'m, 's> {
     options: Options,
     graph: Graph,
     routine: Routine,
-    /// Slots of params, states, inputs.
-    slots: [Vec<u32>; 3],
+    slots: Slots,
     /// Declared orders of parameters, by their dims in order of number.
     param_orders: HashMap<Vec<DimId>, Vec<DimId>>,
     /// Orders of values that become new parameters and states.
@@ -124,6 +123,15 @@ struct Lowerer<'m, 's> {
     purposes: Vec<Category>,
     /// Places of operations that were asked for.
     sources: HashMap<(Option<Span>, ScopeId), program::SourceId>,
+}
+
+/// Has the backward pass compute again what kernels would not keep for it, where the two passes will be lowered apart.
+pub(super) fn keep_little(graph: Graph, options: &Options) -> Graph {
+    let mut graph = prepare::prepare(graph);
+    if options.fuse {
+        recompute::recompute(&mut graph, options.recompute_from);
+    }
+    graph
 }
 
 /// `graph`: pruned.
@@ -174,7 +182,7 @@ pub(super) fn lower(module: &mut Module<'_>, name: &str, mut graph: Graph, optio
         sources: HashMap::new(),
         graph,
     };
-    low.routine.inputs = low.slots[2].clone();
+    low.routine.inputs = low.slots.inputs.clone();
     for i in 0..low.graph.outputs.len() {
         let v = low.graph.outputs[i].value;
         low.need[v.index()] = true;

@@ -98,7 +98,7 @@ impl Lowerer<'_, '_> {
         let v = op.results.first().copied().unwrap_or(ValueId(0));
         match &op.op {
             Op::Param(p) => {
-                let (slot, dims) = (self.slots[0][p.index()], self.graph.params[p.index()].dims.clone());
+                let (slot, dims) = (self.slots.params[p.index()], self.graph.params[p.index()].dims.clone());
                 self.place_fixed(v, Place::Param(slot), &dims, Category::Parameters);
             }
             Op::State(s) => {
@@ -107,11 +107,11 @@ impl Lowerer<'_, '_> {
                     StateKind::Optimizer => Category::OptimizerState,
                     _ => Category::State,
                 };
-                let (slot, dims) = (self.slots[1][s.index()], state.dims.clone());
-                self.place_fixed(v, Place::State(slot), &dims, category);
+                let (place, dims) = (self.slots.states[s.index()], state.dims.clone());
+                self.place_fixed(v, place, &dims, category);
             }
             Op::Input(i) => {
-                let (slot, dims) = (self.slots[2][i.index()], self.graph.inputs[i.index()].dims.clone());
+                let (slot, dims) = (self.slots.inputs[i.index()], self.graph.inputs[i.index()].dims.clone());
                 self.place_fixed(v, Place::Input(slot), &dims, Category::Data);
             }
             Op::Step => self.place_fixed(v, Place::Step, &[], Category::Data),
@@ -157,8 +157,8 @@ impl Lowerer<'_, '_> {
                 }
             }
             Op::WriteAt { .. } if let Some(s) = self.written_state(id) => {
-                let (slot, dims) = (self.slots[1][s.index()], self.graph.states[s.index()].dims.clone());
-                self.place_fixed(v, Place::State(slot), &dims, Category::State);
+                let (place, dims) = (self.slots.states[s.index()], self.graph.states[s.index()].dims.clone());
+                self.place_fixed(v, place, &dims, Category::State);
                 self.status[v.index()] = Status::Member;
                 self.inputs[v.index()] = self.sources(&op.args[1..], false);
                 self.cost[v.index()] = self.args_cost(&op.args[1..]) + 4;
@@ -228,6 +228,7 @@ impl Lowerer<'_, '_> {
             Place::Input(i) => self.module.program.inputs[i as usize].path.clone(),
             Place::Step => "step".to_string(),
             Place::Position => "position".to_string(),
+            Place::Argument(n) => format!("argument {n}"),
             Place::Coordinate(atom) => format!("coordinate {}", self.graph.mesh.name(atom)),
             _ => "constant".to_string(),
         };

@@ -73,7 +73,7 @@ impl Lowerer<'_, '_> {
     fn memory(&self, b: BufferId) -> Memory {
         match self.routine.buffer(b).place {
             Place::Slice { base, .. } => self.memory(base),
-            place @ (Place::Param(_) | Place::State(_) | Place::Input(_)) => Memory::Slot(place),
+            place @ (Place::Param(_) | Place::State(_) | Place::Input(_) | Place::Argument(_)) => Memory::Slot(place),
             _ => Memory::Buffer(b),
         }
     }

@@ -104,6 +104,26 @@ impl Communicator for Behind {
         lock(&self.shared.failure).clone().map_or(Ok(()), Err)
     }
 
+    fn send(&mut self, number: usize, from: *const u8) {
+        self.poster.send(number, from);
+    }
+
+    unsafe fn receive(
+        &mut self,
+        number: usize,
+        from: usize,
+        to: *mut u8,
+        bytes: usize,
+        pool: &Pool,
+    ) -> Result<(), CommError> {
+        // SAFETY: as the caller has seen to.
+        unsafe { self.poster.receive(number, from, to, bytes, pool) }
+    }
+
+    fn sent(&mut self, number: usize, to: usize) -> Result<(), CommError> {
+        self.poster.sent(number, to)
+    }
+
     fn end(&mut self) {
         self.done(self.handed);
     }

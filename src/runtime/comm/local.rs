@@ -44,6 +44,12 @@ struct Desk {
     posts: Vec<Post>,
     /// By group: how often it has come to a meeting.
     came: Vec<AtomicU64>,
+    /// By number of a transfer: where what it sends lies, once it is there.
+    sends: Vec<AtomicPtr<u8>>,
+    /// By number of a transfer: whether it was taken.
+    taken: Vec<AtomicBool>,
+    /// Rings when one of these changes.
+    changed: Bell,
 }
 
 /// Where a rank's arrays are.
@@ -56,8 +62,9 @@ struct Post {
 }
 
 impl Hub {
-    /// `sets`: the atoms that groups go along, by the numbers of [`Exchange::set`]; `exchanges`: how many a routine has.
-    pub fn new(mesh: &Mesh, sets: &[Vec<Atom>], exchanges: usize, patience: Patience) -> Hub {
+    /// `sets`: the atoms that groups go along, by the numbers of [`Exchange::set`]; `exchanges`: how many numbers they have;
+    /// `transfers`: how many numbers those from rank to rank have.
+    pub fn new(mesh: &Mesh, sets: &[Vec<Atom>], exchanges: usize, transfers: usize, patience: Patience) -> Hub {
         let mut groups: Vec<Group> = Vec::new();
         let set = |atoms: &Vec<Atom>| -> Vec<usize> {
             let first = groups.len();
@@ -77,6 +84,9 @@ impl Hub {
         let desk = || Desk {
             posts: (0..exchanges).map(|_| Post::default()).collect(),
             came: groups.iter().map(|_| AtomicU64::new(0)).collect(),
+            sends: (0..transfers).map(|_| AtomicPtr::default()).collect(),
+            taken: (0..transfers).map(|_| AtomicBool::new(false)).collect(),
+            changed: Bell::default(),
         };
         let desks = (0..mesh.ranks()).map(|_| desk()).collect();
         Hub { sets, groups, desks, failed: AtomicBool::new(false), failure: Mutex::new(None), patience }
@@ -91,6 +101,8 @@ impl Hub {
         for desk in &self.desks {
             let counts = desk.posts.iter().map(|p| &p.times).chain(&desk.came);
             counts.for_each(|n| n.store(0, Ordering::SeqCst));
+            desk.sends.iter().for_each(|p| p.store(std::ptr::null_mut(), Ordering::SeqCst));
+            desk.taken.iter().for_each(|t| t.store(false, Ordering::SeqCst));
         }
         *lock(&self.failure) = None;
         self.failed.store(false, Ordering::SeqCst);
@@ -100,7 +112,7 @@ impl Hub {
     pub fn fail(&self, rank: usize, why: &str) {
         lock(&self.failure).get_or_insert_with(|| (rank, why.to_string()));
         self.failed.store(true, Ordering::SeqCst);
-        self.groups.iter().for_each(|g| g.arrived.ring());
+        self.groups.iter().map(|g| &g.arrived).chain(self.desks.iter().map(|d| &d.changed)).for_each(Bell::ring);
     }
 
     pub fn patience(&self) -> Patience {
@@ -134,6 +146,51 @@ impl Poster {
         let g = &self.hub.groups[self.hub.sets[e.set][self.rank]];
         if g.posted[number].fetch_add(1, Ordering::SeqCst) + 1 == times * g.ranks.len() as u64 {
             g.arrived.ring();
+        }
+    }
+
+    pub fn send(&self, number: usize, from: *const u8) {
+        let desk = &self.hub.desks[self.rank];
+        desk.sends[number].store(from.cast_mut(), Ordering::SeqCst);
+        desk.changed.ring();
+    }
+
+    /// # Safety
+    /// As for [`Communicator::receive`].
+    pub unsafe fn receive(
+        &self,
+        number: usize,
+        from: usize,
+        to: *mut u8,
+        bytes: usize,
+        pool: &Pool,
+    ) -> Result<(), CommError> {
+        let desk = &self.hub.desks[from];
+        let ready = || !desk.sends[number].load(Ordering::SeqCst).is_null();
+        self.met(desk.changed.wait_for(ready, self.hub.patience, &self.hub.failed), from)?;
+        let source = Shared(desk.sends[number].load(Ordering::SeqCst));
+        let target = Shared(to);
+        let copied = pool.split(bytes, LEAST * 8, &|begin, end| {
+            // SAFETY: inside of both arrays, as the caller has seen to; pieces are apart.
+            unsafe { std::ptr::copy_nonoverlapping(source.get().add(begin), target.get().add(begin), end - begin) }
+        });
+        copied.map_err(CommError::Broken)?;
+        desk.taken[number].store(true, Ordering::SeqCst);
+        desk.changed.ring();
+        Ok(())
+    }
+
+    pub fn sent(&self, number: usize, to: usize) -> Result<(), CommError> {
+        let desk = &self.hub.desks[self.rank];
+        let ready = || desk.taken[number].load(Ordering::SeqCst);
+        self.met(desk.changed.wait_for(ready, self.hub.patience, &self.hub.failed), to)
+    }
+
+    fn met(&self, how: Waited, other: usize) -> Result<(), CommError> {
+        match how {
+            Waited::Ready => Ok(()),
+            Waited::Stopped => Err(self.hub.failure()),
+            Waited::Late => Err(CommError::Missing { ranks: vec![other], seconds: self.hub.patience.limit.as_secs() }),
         }
     }
 }
@@ -325,6 +382,26 @@ impl Communicator for Local {
     unsafe fn finish(&mut self, deal: Deal, pool: &Pool) -> Result<(), CommError> {
         // SAFETY: as the caller has seen to.
         unsafe { self.mover.finish(&self.deals.exchanges, self.deals.of(deal), pool) }
+    }
+
+    fn send(&mut self, number: usize, from: *const u8) {
+        self.poster.send(number, from);
+    }
+
+    unsafe fn receive(
+        &mut self,
+        number: usize,
+        from: usize,
+        to: *mut u8,
+        bytes: usize,
+        pool: &Pool,
+    ) -> Result<(), CommError> {
+        // SAFETY: as the caller has seen to.
+        unsafe { self.poster.receive(number, from, to, bytes, pool) }
+    }
+
+    fn sent(&mut self, number: usize, to: usize) -> Result<(), CommError> {
+        self.poster.sent(number, to)
     }
 
     fn end(&mut self) {}

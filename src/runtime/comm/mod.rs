@@ -39,7 +39,7 @@ pub enum CommError {
 pub struct Posted {
     /// Which of the rank's exchanges.
     pub exchange: usize,
-    /// Its number in the routine; the same on all ranks.
+    /// Its number among those of all routines; the same on all ranks of its group.
     pub number: usize,
 }
 
@@ -84,6 +84,25 @@ pub trait Communicator: Send {
     /// # Safety
     /// As for [`Communicator::posted`].
     unsafe fn finish(&mut self, deal: Deal, pool: &Pool) -> Result<(), CommError>;
+
+    /// Says where something lies that another rank takes. A number is used once in a run. Waits for nobody.
+    fn send(&mut self, number: usize, from: *const u8);
+
+    /// Takes what a rank sends under a number, once it is there.
+    ///
+    /// # Safety
+    /// Both places have so many bytes, and nobody writes them until this returns.
+    unsafe fn receive(
+        &mut self,
+        number: usize,
+        from: usize,
+        to: *mut u8,
+        bytes: usize,
+        pool: &Pool,
+    ) -> Result<(), CommError>;
+
+    /// Waits until a rank has taken what was sent to it.
+    fn sent(&mut self, number: usize, to: usize) -> Result<(), CommError>;
 
     /// The run is over, maybe before its end: nothing is moved any more when this returns.
     fn end(&mut self);

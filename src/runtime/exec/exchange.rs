@@ -2,7 +2,7 @@
 
 use super::{Executor, place, placed};
 use crate::mesh::Atom;
-use crate::program::{Action, Begun, Collective, Program, Routine, SourceId, Step};
+use crate::program::{Action, Begun, Collective, Program, Routine, SourceId, Step, Transfer};
 use crate::runtime::RuntimeError;
 use crate::runtime::comm::{Behind, CommError, Communicator, Deal, Deals, Exchange, Hub, Local, Posted};
 use indexmap::{IndexMap, IndexSet};
@@ -17,6 +17,8 @@ pub struct Links {
     pub coordinates: Vec<usize>,
     /// By routine, and by number of a collective.
     places: Vec<Vec<Place>>,
+    /// By routine: how many collectives those before it have. Routines call each other, so that numbers are those of them all.
+    first: Vec<usize>,
     comm: Box<dyn Communicator>,
 }
 
@@ -43,7 +45,8 @@ impl Links {
         let mesh = &program.mesh;
         let sets = sets(program);
         let (mut deals, mut known) = (Deals::default(), IndexMap::new());
-        let mut places = Vec::with_capacity(program.routines.len());
+        let mut places: Vec<Vec<Place>> = Vec::with_capacity(program.routines.len());
+        let (mut first, mut count) = (Vec::new(), 0);
         for routine in &program.routines {
             let mut of_steps: Vec<Place> = Vec::new();
             let mut wrong = None;
@@ -69,7 +72,9 @@ impl Links {
                     RuntimeError::internal(format!("`{kind}` of `{}`: {why}", routine.name)),
                 ));
             }
-            deals.waits.push(waits(routine, &mut of_steps));
+            first.push(count);
+            deals.waits.push(waits(routine, &mut of_steps, count));
+            count += of_steps.len();
             places.push(of_steps);
         }
         let coordinates = mesh.atoms().map(|a| mesh.coordinate(rank, a)).collect();
@@ -80,7 +85,7 @@ impl Links {
             Some(behind) => Box::new(behind),
             None => Box::new(Local::new(hub, rank, deals)),
         };
-        Ok(Links { rank, coordinates, places, comm })
+        Ok(Links { rank, coordinates, places, first, comm })
     }
 
     pub fn begin(&mut self) {
@@ -94,7 +99,7 @@ impl Links {
 }
 
 /// What the waits of a routine wait for, and by which wait each collective is ended.
-fn waits(routine: &Routine, places: &mut [Place]) -> Vec<Vec<Posted>> {
+fn waits(routine: &Routine, places: &mut [Place], first: usize) -> Vec<Vec<Posted>> {
     let mut all = Vec::new();
     each_step(&routine.steps, &mut |step| {
         let Action::Wait(begun) = &step.action else { return };
@@ -102,20 +107,32 @@ fn waits(routine: &Routine, places: &mut [Place]) -> Vec<Vec<Posted>> {
             let place = &mut places[b.number as usize];
             (place.wait, place.last) = (all.len(), n + 1 == begun.len());
         }
-        let posted = |b: &Begun| Posted { exchange: places[b.number as usize].exchange, number: b.number as usize };
+        let posted = |b: &Begun| {
+            let number = b.number as usize;
+            Posted { exchange: places[number].exchange, number: first + number }
+        };
         all.push(begun.iter().map(posted).collect());
     });
     all
 }
 
-/// Collectives of the routine that has most.
-pub(super) fn most(program: &Program) -> usize {
-    let count = |r: &Routine| {
-        let mut n = 0;
-        each_step(&r.steps, &mut |step| n += usize::from(matches!(step.action, Action::Collective(_))));
-        n
+/// Collectives of all routines.
+pub(super) fn collectives(program: &Program) -> usize {
+    let mut n = 0;
+    for routine in &program.routines {
+        each_step(&routine.steps, &mut |step| n += usize::from(matches!(step.action, Action::Collective(_))));
+    }
+    n
+}
+
+/// How many numbers transfers have.
+pub(super) fn transfers(program: &Program) -> usize {
+    let steps = program.routines.iter().flat_map(|r| &r.steps);
+    let number = |s: &Step| match &s.action {
+        Action::Send(t) | Action::Receive(t) | Action::Sent(t) => Some(t.number as usize + 1),
+        _ => None,
     };
-    program.routines.iter().map(count).max().unwrap_or(0)
+    steps.filter_map(number).max().unwrap_or(0)
 }
 
 /// The sets of atoms that collectives of a program go along.
@@ -156,10 +173,10 @@ impl Executor {
     /// Begins an exchange.
     pub(super) fn post(&mut self, routine: usize, c: &Collective) {
         let [from, to] = [c.from, c.to].map(|b| self.memory.locate(&self.spots[routine], b));
-        let Links { places, comm, .. } = &mut self.links;
+        let Links { places, first, comm, .. } = &mut self.links;
         let number = c.number as usize;
         let Place { exchange, wait, last } = places[routine][number];
-        comm.post(Posted { exchange, number }, from, to);
+        comm.post(Posted { exchange, number: first[routine] + number }, from, to);
         if last {
             // SAFETY: buffers are whole arrays of the collectives' shapes and apart, and nobody touches them before the wait:
             // invariants of a program. A run that ends before waits until nothing is moved.
@@ -175,6 +192,26 @@ impl Executor {
         // SAFETY: as where they were posted.
         let done = unsafe { comm.finish(Deal { routine, wait }, &self.pool) };
         done.map_err(|why| self.not_exchanged(why, first.kind.name(), step.source))
+    }
+
+    pub(super) fn send(&mut self, routine: usize, t: &Transfer) {
+        let from = self.memory.locate(&self.spots[routine], t.buffer);
+        self.links.comm.send(t.number as usize, from);
+    }
+
+    pub(super) fn receive(&mut self, routine: usize, t: &Transfer, step: &Step) -> Result<(), RuntimeError> {
+        let to = self.memory.locate(&self.spots[routine], t.buffer);
+        let bytes = self.program.routines[routine].buffer(t.buffer).bytes();
+        let from = self.program.at_stage(self.links.rank, t.peer as usize);
+        // SAFETY: both buffers have so many bytes: an invariant of a program; the sender keeps its one until it was taken.
+        let done = unsafe { self.links.comm.receive(t.number as usize, from, to, bytes, &self.pool) };
+        done.map_err(|why| self.not_exchanged(why, "receive", step.source))
+    }
+
+    pub(super) fn sent(&mut self, t: &Transfer, step: &Step) -> Result<(), RuntimeError> {
+        let to = self.program.at_stage(self.links.rank, t.peer as usize);
+        let done = self.links.comm.sent(t.number as usize, to);
+        done.map_err(|why| self.not_exchanged(why, "send", step.source))
     }
 
     fn not_exchanged(&self, why: CommError, what: &str, source: SourceId) -> RuntimeError {

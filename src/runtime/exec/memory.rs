@@ -18,30 +18,39 @@ pub struct Memory {
     host: Slab,
     /// Step, position and coordinates, one cache line each.
     cells: Slab,
+    /// Where the arena of the routine that runs begins in that of its caller, in bytes.
+    pub frame: usize,
 }
 
 /// Where a buffer lies.
 #[derive(Clone, Copy)]
 pub enum Spot {
-    Fixed {
-        start: *mut u8,
-        /// One past its last cache line in the arena, as the plan counts; 0 elsewhere.
-        arena_end: usize,
+    Fixed(*mut u8),
+    /// Bytes of the routine's arena from `start`.
+    Arena {
+        start: usize,
+        bytes: usize,
     },
     /// It moves with a loop; see [`Place::Slice`].
-    Slice { base: BufferId, turn: BufferId, offset: i64, stride: i64, bytes: usize, base_bytes: usize },
+    Slice {
+        base: BufferId,
+        turn: BufferId,
+        offset: i64,
+        stride: i64,
+        bytes: usize,
+        base_bytes: usize,
+    },
 }
 
 impl Memory {
     /// `coordinates`: of the rank along the mesh's atoms.
-    pub fn new(program: &Program, coordinates: &[usize]) -> Result<Memory, RuntimeError> {
-        let slabs = |slots: &[crate::program::Slot]| {
-            let slab = |s: &crate::program::Slot| match s.host {
-                true => Slab::in_file(s.bytes(), &format!("`{}`", s.path)),
-                false => Slab::new(s.bytes(), &format!("`{}`", s.path)),
-            };
-            slots.iter().map(slab).collect::<Result<Vec<Slab>, _>>()
+    pub fn new(program: &Program, rank: usize, coordinates: &[usize]) -> Result<Memory, RuntimeError> {
+        let stage = program.stage(rank);
+        let slab = |s: &crate::program::Slot| match (if s.is_on(stage) { s.bytes() } else { 0 }, s.host) {
+            (bytes, true) => Slab::in_file(bytes, &format!("`{}`", s.path)),
+            (bytes, false) => Slab::new(bytes, &format!("`{}`", s.path)),
         };
+        let slabs = |slots: &[crate::program::Slot]| slots.iter().map(slab).collect::<Result<Vec<Slab>, _>>();
         let host = program.routines.iter().map(|r| r.host).max().unwrap_or(0);
         let arena = program.routines.iter().map(|r| r.arena).max().unwrap_or(0);
         let mut constants = Slab::new(program.constants.len(), "constants")?;
@@ -58,6 +67,7 @@ impl Memory {
             arena: Slab::new(arena, "temporary values")?,
             host: Slab::in_file(host, "values that wait for the backward pass")?,
             cells,
+            frame: 0,
         })
     }
 
@@ -74,22 +84,24 @@ impl Memory {
 
     fn spot(&self, routine: &Routine, buffer: &Buffer) -> Spot {
         let bytes = buffer.bytes();
-        let fixed = |slab: &Slab, offset: usize, arena_end: usize| Spot::Fixed {
-            start: slab.arena.claim(offset, bytes),
-            arena_end,
-        };
+        let fixed = |slab: &Slab, offset: usize| Spot::Fixed(slab.arena.claim(offset, bytes));
+        // What belongs to other stages of a pipeline is not here, and no step of this rank touches it.
+        let held = |slab: &Slab| if slab.arena.len() == 0 { Spot::Fixed(slab.arena.base()) } else { fixed(slab, 0) };
         match buffer.place {
-            Place::Arena(offset) => fixed(&self.arena, offset, (offset + bytes).next_multiple_of(ALIGN)),
-            Place::Host(offset) => fixed(&self.host, offset, 0),
-            Place::Param(n) => fixed(&self.params[n as usize], 0, 0),
-            Place::State(n) => fixed(&self.states[n as usize], 0, 0),
-            Place::Input(n) => fixed(&self.inputs[n as usize], 0, 0),
-            Place::Constant(offset) => fixed(&self.constants, offset, 0),
-            // Found when a strip is made.
-            Place::Strip => Spot::Fixed { start: std::ptr::null_mut(), arena_end: 0 },
-            Place::Step => fixed(&self.cells, 0, 0),
-            Place::Position => fixed(&self.cells, ALIGN, 0),
-            Place::Coordinate(atom) => fixed(&self.cells, (2 + atom.index()) * ALIGN, 0),
+            Place::Arena(offset) => {
+                self.arena.arena.claim(offset, bytes);
+                Spot::Arena { start: offset, bytes }
+            }
+            Place::Host(offset) => fixed(&self.host, offset),
+            Place::Param(n) => held(&self.params[n as usize]),
+            Place::State(n) => held(&self.states[n as usize]),
+            Place::Input(n) => held(&self.inputs[n as usize]),
+            Place::Constant(offset) => fixed(&self.constants, offset),
+            // Found when a strip is made, or at a call.
+            Place::Strip | Place::Argument(_) => Spot::Fixed(std::ptr::null_mut()),
+            Place::Step => fixed(&self.cells, 0),
+            Place::Position => fixed(&self.cells, ALIGN),
+            Place::Coordinate(atom) => fixed(&self.cells, (2 + atom.index()) * ALIGN),
             Place::Slice { base, turn, offset, stride } => {
                 Spot::Slice { base, turn, offset, stride, bytes, base_bytes: routine.buffer(base).bytes() }
             }
@@ -105,7 +117,8 @@ impl Memory {
     /// Where a buffer begins now.
     pub fn locate(&self, spots: &[Spot], buffer: BufferId) -> *mut u8 {
         match spots[buffer.index()] {
-            Spot::Fixed { start, .. } => start,
+            Spot::Fixed(start) => start,
+            Spot::Arena { start, .. } => self.arena.arena.base().wrapping_add(self.frame + start),
             Spot::Slice { base, turn, offset, stride, bytes, base_bytes } => {
                 let cell = self.locate(spots, turn).cast::<i32>();
                 // SAFETY: the cell is an I32 of the program.
@@ -122,7 +135,8 @@ impl Memory {
     /// One past the last cache line of the arena that a buffer may use; 0 for one outside of the arena.
     pub fn arena_end(&self, spots: &[Spot], buffer: BufferId) -> usize {
         match spots[buffer.index()] {
-            Spot::Fixed { arena_end, .. } => arena_end,
+            Spot::Fixed(_) => 0,
+            Spot::Arena { start, bytes } => (self.frame + start + bytes).next_multiple_of(ALIGN),
             Spot::Slice { base, .. } => self.arena_end(spots, base),
         }
     }

@@ -22,7 +22,7 @@ pub use parts::Array;
 pub use profile::{Profile, Roof, Span, Timing};
 pub use ranks::{RankOptions, Ranks};
 
-use crate::program::{Action, Gemm, Library, Program, Routine, Step};
+use crate::program::{Action, Buffer, BufferId, Gemm, Library, Place, Program, Routine, Step};
 use crate::runtime::RuntimeError;
 use crate::runtime::comm;
 use crate::runtime::device::arena::Arena;
@@ -65,6 +65,8 @@ pub struct Executor {
     memory: Memory,
     /// Where the buffers of each routine lie.
     spots: Vec<Vec<Spot>>,
+    /// By routine: the buffers that its caller gives, with the numbers of the arguments.
+    given: Vec<Vec<(u32, BufferId)>>,
     /// Memory of library kernels, and of matrix products to pack operands into.
     scratch: Slab,
     lists: Lists,
@@ -120,8 +122,9 @@ impl Executor {
         let threads = if options.threads == 0 { default_threads() } else { options.threads };
         let pool = Pool::new(threads);
         let links = Links::new(&program, rank, joined)?;
-        let memory = Memory::new(&program, &links.coordinates)?;
+        let memory = Memory::new(&program, rank, &links.coordinates)?;
         let spots = program.routines.iter().map(|r| memory.spots(r)).collect();
+        let given = program.routines.iter().map(given).collect();
         let need = Need::of(&program, pool.threads());
         let lists = Lists {
             pointers: Vec::with_capacity(need.args),
@@ -140,6 +143,7 @@ impl Executor {
             code,
             memory,
             spots,
+            given,
             lists,
             links,
         })
@@ -186,8 +190,15 @@ impl Executor {
 
     // ---- running
 
+    /// The routine that this rank runs where one is asked for.
+    fn own(&self, routine: usize) -> usize {
+        self.program.variant(routine, self.program.stage(self.links.rank))
+    }
+
     /// Runs a routine once.
     pub fn run(&mut self, routine: usize, args: RunArgs) -> Result<(), RuntimeError> {
+        let routine = self.own(routine);
+        self.memory.frame = 0;
         self.memory.set_cells(args);
         self.links.begin();
         self.watch.begin(routine);
@@ -200,6 +211,7 @@ impl Executor {
 
     /// Bytes of an output of the routine that ran last.
     pub fn output(&self, routine: usize, n: usize) -> &[u8] {
+        let routine = self.own(routine);
         let r = &self.program.routines[routine];
         let buffer = r.outputs[n].buffer;
         let bytes = r.buffer(buffer).bytes();
@@ -209,6 +221,7 @@ impl Executor {
 
     /// A scalar output as a number (of an array its first element).
     pub fn scalar(&self, routine: usize, n: usize) -> f64 {
+        let routine = self.own(routine);
         let r = &self.program.routines[routine];
         let dtype = r.buffer(r.outputs[n].buffer).dtype;
         memory::number(dtype, self.output(routine, n))
@@ -218,7 +231,7 @@ impl Executor {
 
     /// One past the last byte of the arena that the runs of a routine so far have used.
     pub fn high_water(&self, routine: usize) -> usize {
-        self.high_water[routine]
+        self.high_water[self.own(routine)]
     }
 
     /// Bytes of parameters, states, inputs and constants.
@@ -236,6 +249,15 @@ impl Executor {
 /// products, one set for each thread, and what library kernels sort in.
 pub fn scratch_bytes(program: &Program, threads: usize) -> usize {
     Need::of(program, threads).scratch
+}
+
+/// Buffers that are arguments.
+fn given(routine: &Routine) -> Vec<(u32, BufferId)> {
+    let number = |(i, b): (usize, &Buffer)| match b.place {
+        Place::Argument(n) => Some((n, BufferId(i as u32))),
+        _ => None,
+    };
+    routine.buffers.iter().enumerate().filter_map(number).collect()
 }
 
 /// What steps need beside their buffers.
@@ -282,6 +304,7 @@ impl Need {
                 }
                 Action::Library(call) => self.scratch = self.scratch.max(library::scratch_bytes(call)),
                 Action::Copy { .. } | Action::Collective(_) | Action::Wait(_) => {}
+                Action::Call(_) | Action::Send(_) | Action::Receive(_) | Action::Sent(_) => {}
                 Action::Loop(l) => self.steps(&l.body, threads),
             }
         }

@@ -25,15 +25,18 @@ impl Array {
 
 /// What each rank holds of an array.
 pub struct Held<'p> {
+    program: &'p Program,
     mesh: &'p Mesh,
+    /// See [`Slot::on`].
+    on: &'p [u32],
     /// Of a rank's buffer.
     shape: &'p [usize],
     cut: &'p [Option<Part>],
 }
 
 impl<'p> Held<'p> {
-    pub fn of(mesh: &'p Mesh, slot: &'p Slot) -> Held<'p> {
-        Held { mesh, shape: &slot.shape, cut: &slot.cut }
+    pub fn of(program: &'p Program, slot: &'p Slot) -> Held<'p> {
+        Held { program, mesh: &program.mesh, on: &slot.on, shape: &slot.shape, cut: &slot.cut }
     }
 
     /// The shape of what all ranks hold together.
@@ -59,7 +62,9 @@ impl<'p> Held<'p> {
     /// Whether a rank is the first of those that hold the same part.
     fn is_first(&self, rank: usize) -> bool {
         let cuts = |a| self.cuts().any(|c| c.iter().any(|e| e.atom == a));
-        self.mesh.atoms().all(|a| cuts(a) || self.mesh.coordinate(rank, a) == 0)
+        let stages = |a| !self.on.is_empty() && self.program.pipeline.contains(&a);
+        let first = self.on.first().is_none_or(|s| self.program.stage(rank) == *s as usize);
+        first && self.mesh.atoms().all(|a| cuts(a) || stages(a) || self.mesh.coordinate(rank, a) == 0)
     }
 
     /// Puts an array together from what `read` gives of each rank that is asked. Of ranks that hold the same part the first one
@@ -83,16 +88,16 @@ impl<'p> Held<'p> {
 impl Ranks {
     /// The shape of the whole array.
     pub fn shape(&self, array: Array) -> Vec<usize> {
-        Held::of(&self.program().mesh, array.slot(self.program())).whole()
+        Held::of(self.program(), array.slot(self.program())).whole()
     }
 
     /// Gives every rank its part of an array, row-major in the whole's shape. What is not real of a part becomes 0.
     pub fn scatter(&mut self, array: Array, whole: &[u8]) {
         let program = self.program().clone();
         let slot = array.slot(&program);
-        let (held, bytes) = (Held::of(&program.mesh, slot), slot.dtype.bytes());
+        let (held, bytes) = (Held::of(&program, slot), slot.dtype.bytes());
         assert_eq!(whole.len(), held.whole().iter().product::<usize>() * bytes, "bytes of `{}`", slot.path);
-        for rank in 0..self.ranks() {
+        for rank in (0..self.ranks()).filter(|r| slot.is_on(program.stage(*r))) {
             let mut exec = self.executor(rank);
             let own = match array {
                 Array::Param(n) => exec.param_mut(n),
@@ -116,7 +121,7 @@ impl Ranks {
     pub fn gather(&self, array: Array, whole: &mut Vec<u8>) {
         let program = self.program();
         let slot = array.slot(program);
-        Held::of(&program.mesh, slot).gather(slot.dtype.bytes(), whole, |rank, take| {
+        Held::of(program, slot).gather(slot.dtype.bytes(), whole, |rank, take| {
             let exec = self.executor(rank);
             take(match array {
                 Array::Param(n) => exec.param(n),
@@ -131,7 +136,7 @@ impl Ranks {
         let program = self.program();
         let r = &program.routines[routine];
         let out = &r.outputs[n];
-        let held = Held { mesh: &program.mesh, shape: &out.shape, cut: &out.cut };
+        let held = Held { program, mesh: &program.mesh, on: &[], shape: &out.shape, cut: &out.cut };
         let bytes = r.buffer(out.buffer).dtype.bytes();
         held.gather(bytes, whole, |rank, take| take(self.executor(rank).output(routine, n)));
         held.whole()

@@ -4,7 +4,7 @@
 //! error is that of the lowest rank that failed by itself. A rank that never comes back is given up after a time, with
 //! its memory and all that it may still read.
 
-use super::exchange::{FOLLOWS, Joined, most, rank_name, sets};
+use super::exchange::{FOLLOWS, Joined, collectives, rank_name, sets, transfers};
 use super::{ExecOptions, Executor, RunArgs};
 use crate::program::Program;
 use crate::runtime::RuntimeError;
@@ -65,7 +65,8 @@ struct Shared {
 
 /// Where the ranks of a program meet.
 pub(super) fn hub(program: &Program, patience: Patience) -> Hub {
-    Hub::new(&program.mesh, &sets(program).into_iter().collect::<Vec<_>>(), most(program), patience)
+    let sets = sets(program).into_iter().collect::<Vec<_>>();
+    Hub::new(&program.mesh, &sets, collectives(program), transfers(program), patience)
 }
 
 impl Ranks {

@@ -1,10 +1,11 @@
 //! The steps of a routine.
 
+use super::memory::Spot;
 use super::{Executor, RunArgs, broken, placed};
 use crate::mesh::cut;
 use crate::program::{
-    Action, BatchDim, BufferId, Failure, Finished, Gemm, Key, Launch, Library, Loop, MAX_FINISH_ARGS, Routine, Scalar,
-    Step,
+    Action, BatchDim, BufferId, Call as ProgramCall, Failure, Finished, Gemm, Key, Launch, Library, Loop,
+    MAX_FINISH_ARGS, Routine, Scalar, Step,
 };
 use crate::runtime::RuntimeError;
 use crate::runtime::device::attention;
@@ -55,6 +56,22 @@ impl Executor {
                     self.run_loop(routine, l, args, number)?;
                     Ok(())
                 }
+                Action::Call(call) => {
+                    self.call(routine, call, args)?;
+                    Ok(())
+                }
+                Action::Send(t) => {
+                    self.send(routine, t);
+                    Ok(())
+                }
+                Action::Receive(t) => {
+                    self.receive(routine, t, step)?;
+                    Ok(())
+                }
+                Action::Sent(t) => {
+                    self.sent(t, step)?;
+                    Ok(())
+                }
             };
             if let Err(why) = result {
                 return Err(broken(&self.program.routines[routine], step, &why));
@@ -68,6 +85,25 @@ impl Executor {
             self.watch_after(routine, step);
         }
         Ok(())
+    }
+
+    /// Runs another routine on buffers of this one.
+    fn call(&mut self, routine: usize, call: &ProgramCall, args: RunArgs) -> Result<(), RuntimeError> {
+        let callee = call.routine as usize;
+        for k in 0..self.given[callee].len() {
+            let (number, buffer) = self.given[callee][k];
+            let at = self.at(routine, call.args[number as usize].buffer);
+            self.spots[callee][buffer.index()] = Spot::Fixed(at);
+        }
+        let frame = self.memory.frame;
+        self.memory.frame = match self.spots[routine][call.workspace.index()] {
+            Spot::Arena { start, .. } => frame + start,
+            _ => frame,
+        };
+        let program = self.program.clone();
+        let done = self.steps(callee, &program.routines[callee].steps, args, &mut 0);
+        self.memory.frame = frame;
+        done
     }
 
     fn at(&self, routine: usize, buffer: BufferId) -> *mut u8 {

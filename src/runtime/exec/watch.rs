@@ -126,7 +126,7 @@ impl Executor {
                             unsafe { std::slice::from_raw_parts(array.bytes().as_ptr().cast::<E>(), slot.elements()) };
                         let mut spoilt = false;
                         // What is not real of a part may be anything.
-                        for b in Held::of(&self.program.mesh, slot).blocks(self.links.rank) {
+                        for b in Held::of(&self.program, slot).blocks(self.links.rank) {
                             b.runs(0, b.elements(), &mut |_, at, len| {
                                 spoilt |= values[at..at + len].iter().any(|x| !x.value().is_finite());
                             });

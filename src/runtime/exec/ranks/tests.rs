@@ -42,6 +42,7 @@ fn program(ranks: usize, actions: Vec<Action>) -> Arc<Program> {
         role: Role::Input,
         source: SourceId(0),
         host: false,
+        on: vec![],
     };
     let line = Source { file: "gpt.pta".into(), line: 7, column: 3, ..Source::default() };
     Arc::new(Program {

@@ -1,0 +1,75 @@
+//! A plan's pipeline: which turns make a stage, the table of its schedule, and the steps of the ranks of each stage.
+
+use super::findings::Outcome;
+use super::pipeline::{EVAL, Graphs, INIT, TRAIN, with};
+use super::sharding::Programs;
+use crate::diag::Diagnostic;
+use crate::ir::{DimId, Graph};
+use crate::kernel::{self, Module, Options};
+use crate::mesh::Atom;
+use crate::pipeline::{Pipelined, Turns, pipelined};
+use crate::schedule::{Action, Table, Work};
+
+/// The steps of a training run, cut into stages.
+pub struct Staged {
+    pub atoms: Vec<Atom>,
+    pub train: Pipelined,
+    pub eval: Pipelined,
+}
+
+/// None without a pipeline over several ranks.
+pub fn staged(g: &Graphs, p: &Programs, options: &Options) -> Outcome<Option<Staged>> {
+    let Some(sharding) = &g.sharding else { return Ok(None) };
+    let Some(plan) = &sharding.plan.pipeline else { return Ok(None) };
+    let atoms = sharding.mesh().atoms_of(plan.axis);
+    let fail = |d: Diagnostic| with(d.at(plan.span, "asked for here"), &g.findings.sources);
+    let Some((table, per)) = &sharding.table else { return Ok(None) };
+    let cut = |graph: &Graph, dims: &[DimId], table: &Table| {
+        let turns = turns(graph, dims, per);
+        pipelined(&kernel::keep_little(graph.clone(), options), &turns, table).map_err(|why| {
+            fail(Diagnostic::error("E0605", format!("the step cannot be cut into stages: {why}")).help(
+                "leave the pipeline out, or write what goes through the layers so that each depends on the one before it",
+            ))
+        })
+    };
+    let train = cut(&p.train.graph, &plan.dims, table)?;
+    let eval = cut(&p.eval.graph, &sharding.eval_loops, &forward(table))?;
+    Ok(Some(Staged { atoms, train, eval }))
+}
+
+impl Staged {
+    /// Adds routines of these names.
+    pub fn lower_into(&self, module: &mut Module<'_>, init: &Graph, routines: &[&str], options: &Options) {
+        module.program.pipeline = self.atoms.clone();
+        for (name, step) in [(TRAIN, &self.train), (EVAL, &self.eval)] {
+            if routines.contains(&name) {
+                module.add_pipelined(name, step, options);
+            }
+        }
+        if routines.contains(&INIT) {
+            module.add_by_stage(INIT, init, self.train.ranks.len(), options);
+        }
+    }
+}
+
+/// The forward pass of one microbatch, through the stages of a table.
+fn forward(table: &Table) -> Table {
+    let rank_of: Vec<Vec<usize>> = table.rank_of.iter().map(|r| r[..1].to_vec()).collect();
+    let mut ranks = vec![Vec::new(); table.ranks.len()];
+    for (stage, on) in rank_of.iter().enumerate() {
+        ranks[on[0]].push(Action::new(Work::F, stage, 0));
+    }
+    Table { stages: table.stages, microbatches: 1, rank_of, ranks }
+}
+
+/// The stages of the turns; `per`: how many each stage has.
+fn turns(g: &Graph, dims: &[DimId], per: &[u64]) -> Turns {
+    let mut loops = Vec::new();
+    let mut count = 0;
+    for d in dims {
+        loops.push((*d, count));
+        count += g.size(*d);
+    }
+    let stage = per.iter().enumerate().flat_map(|(s, n)| std::iter::repeat_n(s, *n as usize)).collect();
+    Turns { loops, stage }
+}

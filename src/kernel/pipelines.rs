@@ -1,0 +1,205 @@
+//! The routines of a step in stages: its functions, and for each rank along the pipeline the calls of them.
+
+use super::lower::ranks::parts;
+use super::module::Module;
+use super::{Options, lower};
+use crate::ir::{self, Graph, OutputKind, ValueId, prune::prune};
+use crate::pipeline::{Arg, Item, Pipelined, Var, members};
+use crate::program::{
+    self, Access, Action, Buffer, BufferId, Call, Category, Place, Routine, SourceId, Step, Transfer,
+};
+use crate::types::DType;
+use indexmap::IndexMap;
+
+/// A variable of a rank and, for those of which there is one for each, a microbatch.
+type Key = (Var, usize);
+
+impl Module<'_> {
+    /// Lowers a step in stages as one more routine with a variant for each rank along the pipeline.
+    pub fn add_pipelined(&mut self, name: &str, p: &Pipelined, options: &Options) -> usize {
+        if !p.graph.mesh.axes.is_empty() {
+            self.program.mesh = p.graph.mesh.clone();
+        }
+        let function = |module: &mut Self, f: &crate::pipeline::Function| {
+            let routine = lower::lower(module, &format!("{name}.{}", f.name), prune(&f.graph), options);
+            module.program.routines.push(routine);
+            module.program.routines.len() as u32 - 1
+        };
+        let functions: Vec<u32> = p.functions.iter().map(|f| function(self, f)).collect();
+        let slots = self.slots(&p.graph);
+        let held = |homes: u128| -> Vec<u32> { members(homes).map(|r| r as u32).collect() };
+        for (slot, homes) in slots.params.iter().zip(&p.params) {
+            join(&mut self.program.params[*slot as usize].on, held(*homes), p.ranks.len());
+        }
+        for (place, homes) in slots.states.iter().zip(&p.states) {
+            if let Place::State(slot) = place {
+                join(&mut self.program.states[*slot as usize].on, held(*homes), p.ranks.len());
+            }
+        }
+        let first = self.program.routines.len();
+        for rank in 0..p.ranks.len() {
+            let routine = Caller::new(self, p, &functions, rank).routine(name);
+            self.program.routines.push(Routine { inputs: slots.inputs.clone(), ..routine });
+        }
+        let variants: Vec<u32> = (first..self.program.routines.len()).map(|r| r as u32).collect();
+        self.program.routines[first].variants = variants;
+        first
+    }
+
+    /// Lowers a computation of initial values: each rank along the pipeline computes those that it holds.
+    pub fn add_by_stage(&mut self, name: &str, graph: &Graph, ranks: usize, options: &Options) -> usize {
+        let slots = self.slots(graph);
+        let first = self.program.routines.len();
+        for rank in 0..ranks {
+            let mut own = graph.clone();
+            own.outputs.retain(|o| match o.kind {
+                OutputKind::InitParam(p) => self.program.params[slots.params[p.index()] as usize].is_on(rank),
+                OutputKind::InitState(s) => match slots.states[s.index()] {
+                    Place::State(slot) => self.program.states[slot as usize].is_on(rank),
+                    _ => false,
+                },
+                _ => true,
+            });
+            let named = if rank == 0 { name.to_string() } else { format!("{name}.{rank}") };
+            let routine = lower::lower(self, &named, prune(&own), options);
+            self.program.routines.push(routine);
+        }
+        self.program.routines[first].variants = (first..first + ranks).map(|r| r as u32).collect();
+        first
+    }
+}
+
+/// More ranks hold a slot; all of them is none in particular.
+fn join(on: &mut Vec<u32>, more: Vec<u32>, ranks: usize) {
+    on.extend(more);
+    on.sort_unstable();
+    on.dedup();
+    if on.len() == ranks && ranks == 1 {
+        on.clear();
+    }
+}
+
+/// The routine of a rank under construction.
+struct Caller<'m, 's, 'p> {
+    module: &'m mut Module<'s>,
+    p: &'p Pipelined,
+    /// By function: the number of its routine.
+    functions: &'p [u32],
+    rank: usize,
+    routine: Routine,
+    buffers: IndexMap<Key, BufferId>,
+}
+
+impl<'m, 's, 'p> Caller<'m, 's, 'p> {
+    fn new(module: &'m mut Module<'s>, p: &'p Pipelined, functions: &'p [u32], rank: usize) -> Self {
+        Caller { module, p, functions, rank, routine: Routine::default(), buffers: IndexMap::new() }
+    }
+
+    fn routine(mut self, name: &str) -> Routine {
+        self.routine.name = if self.rank == 0 { name.to_string() } else { format!("{name}.{}", self.rank) };
+        for item in &self.p.ranks[self.rank] {
+            let (action, label) = self.action(item);
+            self.routine.steps.push(Step { action, source: SourceId(0), label });
+        }
+        for (number, vars) in &self.p.outputs {
+            let o = &self.p.graph.outputs[*number];
+            let buffer = self.buffer(vars[self.rank], 0, Category::Activations);
+            let dims = self.p.graph.value(o.value).dims.clone();
+            let kind = match o.kind {
+                OutputKind::Loss => program::OutputKind::Loss,
+                OutputKind::Metric => program::OutputKind::Metric,
+                _ => program::OutputKind::Value,
+            };
+            let source = self.module.source(o.span, "", None);
+            self.routine.outputs.push(program::Output {
+                kind,
+                name: o.name.clone(),
+                buffer,
+                dims: dims.iter().map(|d| self.p.graph.dim(*d).name.clone()).collect(),
+                shape: dims.iter().map(|d| self.p.graph.size(*d)).collect(),
+                cut: parts(&self.p.graph, &dims),
+                source,
+            });
+        }
+        self.routine
+    }
+
+    fn action(&mut self, item: &Item) -> (Action, String) {
+        match *item {
+            Item::Call { function, microbatch } => {
+                let f = &self.p.functions[function];
+                let args: Vec<program::Arg> = f.args.iter().map(|a| self.arg(a, microbatch)).collect();
+                // As large as the callee's arena, once that is planned.
+                let workspace = self.add(Place::Arena(usize::MAX), DType::I32, 0, "workspace", Category::Workspace);
+                let label = if f.name.contains('.') { f.name.clone() } else { format!("{}.{microbatch}", f.name) };
+                (Action::Call(Call { routine: self.functions[function], args, workspace }), label)
+            }
+            Item::Send { var, microbatch, to, number } => {
+                let buffer = self.buffer(var, microbatch, Category::Activations);
+                (Action::Send(transfer(to, buffer, number)), "send".into())
+            }
+            Item::Receive { var, microbatch, from, number } => {
+                let buffer = self.buffer(var, microbatch, Category::Staging);
+                (Action::Receive(transfer(from, buffer, number)), "receive".into())
+            }
+            Item::Sent { var, microbatch, to, number } => {
+                let buffer = self.buffer(var, microbatch, Category::Activations);
+                (Action::Sent(transfer(to, buffer, number)), "send".into())
+            }
+        }
+    }
+
+    fn arg(&mut self, a: &Arg, microbatch: usize) -> program::Arg {
+        let category = match a.var {
+            Var::Sum(_) => Category::Gradients,
+            _ => Category::Activations,
+        };
+        let access = match (a.reads, a.writes) {
+            (true, true) => Access::ReadWrite,
+            (false, true) => Access::Write,
+            _ => Access::Read,
+        };
+        program::Arg { buffer: self.buffer(a.var, microbatch, category), access }
+    }
+
+    /// Where a variable lies.
+    fn buffer(&mut self, var: Var, microbatch: usize, category: Category) -> BufferId {
+        let each = matches!(var, Var::Microbatch | Var::Each(_));
+        let key = (var, if each { microbatch } else { 0 });
+        if let Some(known) = self.buffers.get(&key) {
+            return *known;
+        }
+        let like: ValueId = match var {
+            Var::Microbatch => {
+                let at = self.module.constant((microbatch as i32).to_ne_bytes().to_vec());
+                let made = self.add(Place::Constant(at), DType::I32, 1, "microbatch", Category::Data);
+                self.buffers.insert(key, made);
+                return made;
+            }
+            Var::Each(v) | Var::Once(v) => v,
+            Var::Sum(k) => self.p.sums[k],
+        };
+        let value = self.p.graph.value(like);
+        let dtype = value.dtype;
+        let elements = self.p.graph.elements(&value.dims);
+        let name = value.name.clone().unwrap_or_else(|| "value".into());
+        let source = match value.def {
+            ir::Def::Op(op, _) if op.index() < self.p.graph.ops.len() => self.module.source_of(&self.p.graph, op),
+            _ => SourceId(0),
+        };
+        let made = self.add(Place::Arena(usize::MAX), dtype, elements, &name, category);
+        self.routine.buffers[made.index()].source = source;
+        self.buffers.insert(key, made);
+        made
+    }
+
+    fn add(&mut self, place: Place, dtype: DType, elements: usize, name: &str, category: Category) -> BufferId {
+        let source = SourceId(0);
+        self.routine.buffers.push(Buffer { place, dtype, elements, name: name.to_string(), category, source });
+        BufferId(self.routine.buffers.len() as u32 - 1)
+    }
+}
+
+fn transfer(peer: usize, buffer: BufferId, number: usize) -> Transfer {
+    Transfer { peer: peer as u32, buffer, number: number as u32 }
+}

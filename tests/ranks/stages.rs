@@ -1,0 +1,165 @@
+//! Whole models, cut into stages, beside one device.
+
+use super::models::{arrays, compiled, feed, near, program, started};
+use super::{plans, support};
+use partita::driver::{Options, sharding};
+use partita::kernel::{self, Module};
+use partita::program::Program;
+use partita::runtime::exec::RunArgs;
+use partita::source::SourceMap;
+use partita::types::DType;
+use std::sync::Arc;
+
+/// The program of all stages, and that of one device.
+fn programs(source: &str, plan: &str, precision: DType) -> [Arc<Program>; 2] {
+    let (world, options) = plans::planned(source, plan);
+    let g = plans::graphs(&(world, Options { precision: Some(precision), ..options }), plan);
+    let p = plans::sound(plan, sharding::programs(&g)).expect("many ranks");
+    let lowering = kernel::Options::default();
+    let staged = plans::sound(plan, partita::driver::stages::staged(&g, &p, &lowering)).expect("stages");
+    let texts = SourceMap::default();
+    let mut module = Module::new(&texts);
+    staged.lower_into(&mut module, &p.init.graph, &["train", "eval", "init"], &lowering);
+    [compiled(module), program(&g.train, &g.init)]
+}
+
+fn compare(source: &str, plan: &str, precision: DType, vocabulary: usize, tolerance: f64) {
+    let [many, one] = programs(source, plan, precision).map(started);
+    let mut both = [one, many];
+    assert_eq!(arrays(&both[0]), arrays(&both[1]), "initial values: {plan}");
+    for step in 0..3 {
+        let values = both.each_mut().map(|ranks| {
+            feed(ranks, step, vocabulary);
+            let train = ranks.routine("train").expect("a step");
+            ranks.run(train, RunArgs { seed: 5, step, position: 0 }).unwrap_or_else(|e| panic!("{plan}: {e}"));
+            let program = ranks.program().clone();
+            let routine = &program.routines[train];
+            let value = |n: usize| {
+                let mut bytes = Vec::new();
+                ranks.output(train, n, &mut bytes);
+                let out = &routine.outputs[n];
+                (out.name.clone(), support::unpack(routine.buffer(out.buffer).dtype, &bytes))
+            };
+            (0..routine.outputs.len()).map(value).collect::<Vec<_>>()
+        });
+        for (a, b) in values[0].iter().zip(&values[1]) {
+            assert_eq!(a.0, b.0);
+            near(&a.1, &b.1, tolerance, &format!("{plan}\nstep {step}, output {}", a.0));
+        }
+        for (a, b) in arrays(&both[0]).iter().zip(arrays(&both[1])) {
+            assert_eq!(a.0, b.0);
+            near(&a.1, &b.1, tolerance, &format!("{plan}\nstep {step}, {}", a.0));
+        }
+    }
+}
+
+/// A GPT with a tied head and dropout.
+fn gpt(depth: usize) -> String {
+    let sizes = format!("batch = 8, seq = 6, vocab = 13, embed = 8, heads = 2, depth = {depth}");
+    let gpt = plans::gpt(&sizes, "adamw(lr = 1e-2)");
+    gpt.replace("nn.{", "nn.{dropout, ")
+        .replace("h + down(gelu_tanh(up(norm2(h))))", "h + dropout[p = 0.2](down(gelu_tanh(up(norm2(h)))))")
+        .replace("seed 1\n", "seed 1\n    clip 0.5\n")
+}
+
+fn plan(ranks: usize, schedule: &str, microbatches: usize, mesh: &str, more: &str) -> String {
+    format!(
+        "mesh pp = {ranks}{mesh}\npipeline depth by pp {{ schedule = {schedule}, microbatches = {microbatches} }}\n{more}"
+    )
+}
+
+/// All schedules of so many ranks, with the stages that they need.
+fn schedules(ranks: usize) -> Vec<(&'static str, usize)> {
+    let one = ["gpipe", "1f1b", "zb_h1", "zb_h2", "dualpipe"].map(|s| (s, ranks));
+    let two = ["interleaved(2)", "looped_bfs(2)", "zb_v", "v_half", "v_min", "dualpipe_v"].map(|s| (s, 2 * ranks));
+    [&one[..], &two[..]].concat()
+}
+
+#[test]
+fn a_gpt_in_stages_trains_as_on_one_device_whatever_the_schedule() {
+    for (schedule, stages) in schedules(2) {
+        compare(&gpt(stages), &plan(2, schedule, 4, "", ""), DType::F64, 13, 1e-9);
+    }
+}
+
+#[test]
+fn stages_go_with_all_that_layouts_do() {
+    let data = "shard batch by dp\n";
+    for (schedule, stages) in [("1f1b", 2), ("zb_v", 4), ("dualpipe", 2)] {
+        for (mesh, more) in [
+            (", dp = 2", data.to_string()),
+            (", dp = 2", format!("{data}zero 1 by dp")),
+            (", dp = 2", format!("{data}zero 2 by dp")),
+            (", dp = 2", format!("{data}zero 3 by dp")),
+            (", tp = 2", "shard heads, mlp, vocab by tp\nshard seq by tp in LayerNorm".into()),
+            (", dp = 2, tp = 2", format!("{data}shard heads, mlp by tp\nzero 3 by dp")),
+        ] {
+            compare(&gpt(stages), &plan(2, schedule, 4, mesh, &more), DType::F64, 13, 1e-9);
+        }
+    }
+}
+
+#[test]
+fn four_ranks_and_numbers_that_do_not_divide() {
+    for (schedule, stages) in schedules(4) {
+        compare(&gpt(stages + 1), &plan(4, schedule, 8, "", ""), DType::F64, 13, 1e-9);
+    }
+    for microbatches in [1, 2, 4] {
+        compare(&gpt(4), &plan(4, "1f1b", microbatches, "", ""), DType::F64, 13, 1e-9);
+    }
+}
+
+/// What enters the layers is added again in each of them, and their last two turns are loops of their own.
+fn skips() -> String {
+    "use optim.{sgd}
+dim batch = 8, embed = 6, first = 2, second = 2
+layer Mix(x: [batch, embed]) -> [batch, embed] {
+    dim mid = embed
+    param up: [embed -> mid] = normal(0.3)
+    param down: [mid -> embed] = normal(0.3)
+    param bias: [embed] = normal(0.1)
+    dot[mid](tanh(dot[embed](x, up)), down) + bias
+}
+model Deep(x: [batch, embed], y: [batch, embed]) {
+    param begin: [embed] = normal(0.5)
+    let x0 = x * begin
+    let h = x0
+    for i in first { h = tanh(h) + Mix(h) + 0.1 * x0 }
+    let middle = h
+    for i in second { h = h + Mix(h) * middle }
+    metric size = mean[batch, embed](abs(middle))
+    loss mean[batch, embed](square(h * begin - y))
+    loss regular = 0.01 * mean[embed](square(begin))
+}
+train Deep {
+    optimizer sgd(lr = 0.1, momentum = 0.9)
+    steps 3
+    seed 1
+    clip 1.0
+}
+"
+    .into()
+}
+
+#[test]
+fn values_cross_as_many_stages_as_they_must() {
+    for (ranks, schedule) in
+        [(2, "1f1b"), (2, "interleaved(2)"), (4, "zb_h1"), (4, "gpipe"), (2, "zb_v"), (2, "dualpipe")]
+    {
+        let plan = plan(ranks, schedule, 4, "", "").replace("pipeline depth", "pipeline first, second");
+        compare(&skips(), &plan, DType::F64, 13, 1e-9);
+    }
+}
+
+#[test]
+fn what_each_sample_gives_does_not_leave_a_pipeline() {
+    let source =
+        skips().replace("metric size = mean[batch, embed](abs(middle))", "metric size = mean[embed](abs(middle))");
+    let plan = plan(2, "1f1b", 4, "", "").replace("pipeline depth", "pipeline first, second");
+    let (world, options) = plans::planned(&source, &plan);
+    let g = plans::graphs(&(world, options), &plan);
+    let p = plans::sound(&plan, sharding::programs(&g)).expect("many ranks");
+    let found = partita::driver::stages::staged(&g, &p, &kernel::Options::default()).err().expect("refused");
+    let errors: Vec<&str> = found.sink.sorted().iter().map(|d| d.code).collect();
+    assert_eq!(errors, ["E0605"]);
+}
