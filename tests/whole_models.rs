@@ -113,7 +113,7 @@ fn check(case: Case) {
         let program = pipeline::program(&mut graphs, ALL, None, &options).unwrap_or_else(|f| shown(f));
         let recipe = &graphs.recipe;
         let planned: Vec<usize> = program.routines.iter().map(|r| r.arena).collect();
-        let peaks: Vec<usize> = program.routines.iter().map(|r| memory::report(&program, r).peak_bytes).collect();
+        let peaks: Vec<usize> = program.routines.iter().map(|r| memory::report(&program, r, 0).peak_bytes).collect();
         let mut engine =
             Compiled::open(program, recipe, ExecOptions { threads: 2, ..ExecOptions::default() }).expect("an executor");
         let ours = run(&mut engine, recipe, case.steps);

@@ -62,20 +62,20 @@ pub fn text(stage: Stage, model: Option<&str>, options: &Options, world: &dyn Wo
         Stage::Kernel => {
             let g = pipeline::graphs(options, world)?;
             let p = sharding::programs(&g)?;
-            Ok(kernel::print::print(&pipeline::of_rank(&g, p.as_ref(), &g.findings.sources, options)))
+            Ok(kernel::print::print(&pipeline::of_rank(&g, p.as_ref(), &g.findings.sources, options)?))
         }
         Stage::Clif => {
             let g = pipeline::graphs(options, world)?;
             let target = pipeline::target()?;
             let p = sharding::programs(&g)?;
-            let module = pipeline::of_rank(&g, p.as_ref(), &g.findings.sources, options);
+            let module = pipeline::of_rank(&g, p.as_ref(), &g.findings.sources, options)?;
             let one = |(i, k): (usize, &kernel::Kernel)| format!("; k{i} {}\n{}", k.name, target.clif(k));
             Ok(module.kernels.iter().enumerate().map(one).collect::<Vec<_>>().join("\n"))
         }
         Stage::Vector => {
             let g = pipeline::graphs(options, world)?;
             let p = sharding::programs(&g)?;
-            Ok(vector_text(&pipeline::of_rank(&g, p.as_ref(), &g.findings.sources, options)))
+            Ok(vector_text(&pipeline::of_rank(&g, p.as_ref(), &g.findings.sources, options)?))
         }
     }
 }

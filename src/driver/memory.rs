@@ -44,7 +44,7 @@ pub fn needed(options: &Options, world: &dyn World) -> Outcome<Needed> {
     let graphs = pipeline::graphs(options, world)?;
     let sources = &graphs.findings.sources;
     let programs = sharding::programs(&graphs)?;
-    let (report, program) = peak(pipeline::of_rank(&graphs, programs.as_ref(), sources, options), graphs.offload)?;
+    let (report, program) = peak(pipeline::of_rank(&graphs, programs.as_ref(), sources, options)?, graphs.offload)?;
     let ranks = program.mesh.ranks();
     let one_device = match ranks {
         1 => None,
@@ -68,11 +68,23 @@ pub fn plan(program: &mut Program, offload: Offload) {
 fn peak(module: Module<'_>, offload: Offload) -> Outcome<(Report, Program)> {
     let mut program = module.program;
     plan(&mut program, offload);
-    // The first of equals: training comes first.
-    let most = program.routines.iter().rev().max_by_key(|r| r.arena);
-    let report = most.map(|r| memory::report(&program, r));
+    // The first of equals: training comes first, and the first stage.
+    let report = match program.pipeline.is_empty() {
+        true => program.routines.iter().rev().max_by_key(|r| r.arena).map(|r| memory::report(&program, r, 0)),
+        false => by_stage(&program).into_iter().rev().max_by_key(|r| r.peak_bytes),
+    };
     let report = report.ok_or_else(|| super::passes::internal("plan memory", "there is no routine"))?;
     Ok((report, program))
+}
+
+/// By coordinate along the pipeline: the routine that needs most there.
+fn by_stage(program: &Program) -> Vec<Report> {
+    let stages = program.routines.iter().map(|r| r.variants.len()).max().unwrap_or(0);
+    let most = |stage: usize| {
+        let own = program.routines.iter().filter_map(|r| r.variants.get(stage));
+        own.map(|v| &program.routines[*v as usize]).rev().max_by_key(|r| r.arena)
+    };
+    (0..stages).filter_map(|s| most(s).map(|r| memory::report(program, r, s))).collect()
 }
 
 /// Dims of which ranks have unequal parts, with the sizes of the parts.

@@ -224,7 +224,11 @@ pub fn program(
         }
     });
     if let Some(s) = sample {
+        let first = module.program.routines.len();
         p.run("lower sampling", || sample::lower_into(&mut module, s, stored.as_ref(), options))?;
+        if staged.is_some() {
+            module.keep_copies(first..module.program.routines.len());
+        }
     }
     // Offsets come last: they need the final list of steps.
     p.run("plan memory", || memory::plan(&mut module.program, g.offload));
@@ -241,12 +245,15 @@ pub fn lowered<'s>(g: &Graphs, routines: &[&str], sources: &'s SourceMap, option
     module([&g.train, &g.eval, &g.init], routines, sources, options)
 }
 
-/// The same of all routines of one of the ranks that the plan spreads it over.
-pub fn of_rank<'s>(g: &Graphs, p: Option<&Programs>, sources: &'s SourceMap, options: &Options) -> Module<'s> {
-    match p {
-        Some(p) => module([&p.train.graph, &p.eval.graph, &p.init.graph], ALL, sources, options),
-        None => lowered(g, ALL, sources, options),
-    }
+/// The same of all routines of the ranks that the plan spreads it over: of one of them, which stands for all; of each stage.
+pub fn of_rank<'s>(g: &Graphs, p: Option<&Programs>, sources: &'s SourceMap, options: &Options) -> Outcome<Module<'s>> {
+    let Some(p) = p else { return Ok(lowered(g, ALL, sources, options)) };
+    let Some(staged) = stages::staged(g, p, &options.lowering())? else {
+        return Ok(module([&p.train.graph, &p.eval.graph, &p.init.graph], ALL, sources, options));
+    };
+    let mut module = Module::new(sources);
+    staged.lower_into(&mut module, &p.init.graph, ALL, &options.lowering());
+    Ok(module)
 }
 
 fn module<'s>(graphs: [&Graph; 3], routines: &[&str], sources: &'s SourceMap, options: &Options) -> Module<'s> {

@@ -137,7 +137,7 @@ impl<'g> Judge<'g> {
     fn new(g: &'g Graphs, options: &'g Options) -> Outcome<Judge<'g>> {
         let programs = sharding::programs(g)?;
         let sources = &g.findings.sources;
-        let mut program = pipeline::of_rank(g, programs.as_ref(), sources, options).program;
+        let mut program = pipeline::of_rank(g, programs.as_ref(), sources, options)?.program;
         memory::plan(&mut program, g.offload);
         let others = program.routines.iter().filter(|r| r.name != pipeline::TRAIN);
         let arena = others.map(|r| r.arena).max().unwrap_or(0);
@@ -145,7 +145,7 @@ impl<'g> Judge<'g> {
             Some(s) => shard::spread(&g.train, &s.train, &s.storage),
             None => Sharded { graph: g.train.clone(), ..Sharded::default() },
         };
-        Ok(Judge { g, options, train, arena, persistent: program.persistent_bytes() })
+        Ok(Judge { g, options, train, arena, persistent: program.persistent_bytes(0) })
     }
 
     fn ranks(&self) -> usize {

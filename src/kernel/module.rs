@@ -147,7 +147,18 @@ impl<'s> Module<'s> {
             let cut = lower::ranks::parts(graph, dims);
             let (dims, shape) = names(dims);
             let source = self.source(span, "", None);
-            Slot { path: path.to_string(), dtype, dims, shape, cut, role, source, host: false, on: Vec::new() }
+            Slot {
+                path: path.to_string(),
+                dtype,
+                dims,
+                shape,
+                cut,
+                role,
+                source,
+                host: false,
+                on: Vec::new(),
+                copied: false,
+            }
         };
         let params: Vec<Slot> =
             graph.params.iter().map(|p| slot(&p.path, p.dtype, &p.dims, Role::Param, p.span)).collect();

@@ -46,6 +46,19 @@ impl Module<'_> {
         first
     }
 
+    /// Has all ranks along the pipeline keep copies of what these routines read, which are not cut into stages.
+    pub fn keep_copies(&mut self, routines: std::ops::Range<usize>) {
+        let program = &mut self.program;
+        for buffer in program.routines[routines].iter().flat_map(|r| &r.buffers) {
+            match buffer.place {
+                Place::Param(n) => program.params[n as usize].copied = true,
+                Place::State(n) => program.states[n as usize].copied = true,
+                Place::Input(n) => program.inputs[n as usize].copied = true,
+                _ => {}
+            }
+        }
+    }
+
     /// Lowers a computation of initial values: each rank along the pipeline computes those that it holds.
     pub fn add_by_stage(&mut self, name: &str, graph: &Graph, ranks: usize, options: &Options) -> usize {
         let slots = self.slots(graph);

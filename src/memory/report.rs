@@ -39,8 +39,8 @@ pub struct Entry {
     pub bytes: usize,
 }
 
-/// The peak of a planned routine with all that is persistent.
-pub fn report(program: &Program, routine: &Routine) -> Report {
+/// The peak of a planned routine with all that is persistent on ranks of a stage; without a pipeline, of stage 0.
+pub fn report(program: &Program, routine: &Routine, stage: usize) -> Report {
     let lives = lifetimes(routine);
     let arena = |i: &usize| matches!(routine.buffers[*i].place, Place::Arena(_));
     let temporaries: Vec<usize> = (0..routine.buffers.len()).filter(arena).collect();
@@ -76,7 +76,7 @@ pub fn report(program: &Program, routine: &Routine) -> Report {
             Role::Model | Role::Average | Role::Scaling | Role::Cache => Category::State,
             Role::Input => Category::Data,
         };
-        if slot.host {
+        if slot.host || !slot.is_at(stage) {
             continue;
         }
         add(slot.source, &slot.path, category, slot.bytes());
@@ -105,7 +105,7 @@ pub fn report(program: &Program, routine: &Routine) -> Report {
     by_source.sort_by_key(|e| std::cmp::Reverse(e.bytes));
     let value = label(&routine.steps, at).unwrap_or_default();
     Report {
-        peak_bytes: program.persistent_bytes() + routine.arena,
+        peak_bytes: program.persistent_bytes(stage) + routine.arena,
         offloaded_bytes: program.host_bytes(routine),
         peak_at: Instant { action: routine.name.clone(), microbatch: 0, value },
         by_category,

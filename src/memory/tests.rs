@@ -28,8 +28,8 @@ fn reports_sum_to_the_peak() {
         module.add("train", &case.graph, &Options::default());
         plan(&mut module.program.routines[0]);
         let routine = &module.program.routines[0];
-        let report = report(&module.program, routine);
-        assert_eq!(report.peak_bytes, module.program.persistent_bytes() + routine.arena);
+        let report = report(&module.program, routine, 0);
+        assert_eq!(report.peak_bytes, module.program.persistent_bytes(0) + routine.arena);
         assert_eq!(report.by_category.values().sum::<usize>(), report.peak_bytes);
         assert_eq!(report.by_source.iter().map(|e| e.bytes).sum::<usize>(), report.peak_bytes);
         assert_eq!(report.by_category.len(), Category::ALL.len());

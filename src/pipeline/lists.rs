@@ -353,10 +353,8 @@ impl Cutter<'_> {
         let mut plan = Lists::new(&self, &functions, &numbers);
         plan.begin(&before);
         plan.stages();
-        let mut levels: Vec<Vec<Function>> = Vec::new();
-        for rank in 0..ranks {
-            levels.push(self.behind(rank, &behind, &kept[rank]));
-        }
+        let levels: Vec<Vec<Function>> =
+            kept.iter().enumerate().map(|(rank, kept)| self.behind(rank, &behind, kept)).collect();
         plan.behind(&behind, &levels, functions.len());
         let (lists, numbers_used) = (plan.lists, plan.numbers.len());
         functions.extend(levels.into_iter().flatten());
@@ -445,11 +443,8 @@ impl Cutter<'_> {
                     let home = results.iter().all(|r| b.home[r.index()] & bit(rank) != 0);
                     !after(id) && self.s.of[id.index()].is_none() && !self.s.adds[id.index()] && !is_kept && home
                 };
-                let here: Vec<&Output> = outputs
-                    .iter()
-                    .map(|k| &g.outputs[*k])
-                    .filter(|o| is_slot(o) && level(&o.value).max(0) == now)
-                    .collect();
+                let here: Vec<&Output> =
+                    outputs.iter().map(|k| &g.outputs[*k]).filter(|o| is_slot(o) && level(&o.value) == now).collect();
                 let values: Vec<ValueId> = here.iter().map(|o| o.value).collect();
                 let ops = self.with_needs(own, &values, again);
                 let mut d = Draw::new(g, Phase::Update, &var);
@@ -627,10 +622,8 @@ impl<'a, 'b> Lists<'a, 'b> {
                         self.lists[rank].push(Item::Receive { var, microbatch: 0, from: *from, number });
                     }
                 }
-                if now < functions.len() {
-                    if !functions[now].graph.outputs.is_empty() {
-                        self.call(rank, next + now, 0);
-                    }
+                if functions.get(now).is_some_and(|f| !f.graph.outputs.is_empty()) {
+                    self.call(rank, next + now, 0);
                 }
                 for (v, from, to) in &b.sends {
                     if *from == rank && level(v) == now {

@@ -7,7 +7,8 @@
 
 use super::flat::{Flat, Part, Sum};
 use crate::ir::*;
-use crate::types::MapOp;
+use crate::types::{MapOp, ReduceKind};
+use indexmap::IndexMap;
 
 /// Cuts a loop's turns: the stage of each turn of the pipelined loops, one after another.
 #[derive(Clone, Debug)]
@@ -174,38 +175,103 @@ impl Stages {
         }
         self.adds[id.index()] = true;
         self.of[id.index()] = None;
-        // Its parts, and what only joins them.
-        let (mut leaves, mut inner, mut open) = (Vec::new(), Vec::new(), vec![part]);
-        while let Some(v) = open.pop() {
-            let joins = self.def(v).filter(|d| {
-                let op = &self.flat.g.op(*d).op;
-                uses[v.index()] == 1 && (*op == Op::Map(combine) || matches!(op, Op::Map(MapOp::Cast(_))))
-            });
-            match joins {
-                Some(d) => {
-                    inner.push(d);
-                    open.extend(self.flat.g.op(d).args.iter().rev());
-                }
-                None => leaves.push(v),
-            }
+        let mut leaves = Vec::new();
+        self.leaves(part, combine, uses, &mut Vec::new(), &mut leaves);
+        let stage = |s: &Stages, v: ValueId| s.stage_of(v).unwrap_or(last);
+        let first = stage(self, leaves[0].value);
+        if leaves.iter().all(|l| stage(self, l.value) == first) {
+            return Ok(Growth { combine: Some(combine), shares: vec![one(self, part)] });
         }
-        let mut shares: Vec<Share> = Vec::new();
-        for v in leaves {
-            let share = one(self, v);
-            match shares.iter_mut().find(|s| s.stage == share.stage) {
-                Some(s) => s.values.push(v),
-                None => shares.push(share),
-            }
-        }
-        if let [only] = &mut shares[..] {
-            only.values = vec![part];
-        } else {
-            for d in inner {
+        // What belongs to one stage is added up there, and goes the same way to the sum.
+        let mut groups: IndexMap<(usize, Vec<OpId>), Vec<ValueId>> = IndexMap::new();
+        for l in leaves {
+            l.joins.iter().chain(&l.way).for_each(|d| {
                 self.adds[d.index()] = true;
                 self.of[d.index()] = None;
+            });
+            groups.entry((stage(self, l.value), l.way)).or_default().push(l.value);
+        }
+        let mut shares: Vec<Share> = Vec::new();
+        let mut new = Vec::new();
+        for ((stage, way), of) in groups {
+            let mut v = of[0];
+            for other in &of[1..] {
+                v = self.again(id, Op::Map(combine), vec![v, *other], self.flat.g.value(v).clone(), stage, &mut new);
+            }
+            for d in way {
+                let Operation { op, results, .. } = self.flat.g.op(d).clone();
+                v = self.again(d, op, vec![v], self.flat.g.value(results[0]).clone(), stage, &mut new);
+            }
+            match shares.iter_mut().find(|s| s.stage == stage) {
+                Some(s) => s.values.push(v),
+                None => shares.push(Share { stage, values: vec![v] }),
             }
         }
+        let ops = &mut self.flat.g.blocks[ENTRY.index()].ops;
+        let at = ops.iter().position(|o| *o == id).unwrap_or(ops.len());
+        ops.splice(at..at, new);
         shares.sort_by_key(|s| s.stage);
         Ok(Growth { combine: Some(combine), shares })
+    }
+
+    /// The summands of a value that nothing else reads, with what is applied to each on its way.
+    fn leaves(&self, v: ValueId, combine: MapOp, uses: &[u32], outer: &mut Vec<OpId>, all: &mut Vec<Summand>) {
+        let g = &self.flat.g;
+        let alone = self.def(v).filter(|d| uses[v.index()] == 1 && g.op(*d).results.len() == 1);
+        let Some(d) = alone else { return all.push(Summand::of(v, outer, g)) };
+        let op = g.op(d);
+        let applied = match &op.op {
+            Op::Map(m) if *m == combine && op.args[0] != op.args[1] => true,
+            Op::Map(MapOp::Cast(_)) | Op::Reshape { .. } => true,
+            Op::Collective(c) => c.reduce.as_ref().is_none_or(|(kind, _)| *kind == ReduceKind::Sum),
+            _ => false,
+        };
+        if !applied || (combine != MapOp::Add && op.args.len() == 1) {
+            return all.push(Summand::of(v, outer, g));
+        }
+        outer.push(d);
+        for a in &op.args {
+            self.leaves(*a, combine, uses, outer, all);
+        }
+        outer.pop();
+    }
+
+    /// One more operation of a stage, like another one.
+    fn again(
+        &mut self,
+        model: OpId,
+        op: Op,
+        args: Vec<ValueId>,
+        like: Value,
+        stage: usize,
+        new: &mut Vec<OpId>,
+    ) -> ValueId {
+        let g = &mut self.flat.g;
+        let (id, made) = (OpId(g.ops.len() as u32), ValueId(g.values.len() as u32));
+        g.values.push(Value { def: Def::Op(id, 0), ..like });
+        let Operation { span, scope, phase, again, .. } = *g.op(model);
+        g.ops.push(Operation { op, args, results: vec![made], block: ENTRY, span, scope, phase, again });
+        self.of.push(Some(stage));
+        self.in_turn.push(false);
+        self.adds.push(false);
+        self.flat.part.push(Part::Body);
+        new.push(id);
+        made
+    }
+}
+
+/// What is added to a sum.
+struct Summand {
+    value: ValueId,
+    /// What is applied to it before it is added, the first first.
+    way: Vec<OpId>,
+    /// What it is added by.
+    joins: Vec<OpId>,
+}
+
+impl Summand {
+    fn of(value: ValueId, outer: &[OpId], g: &Graph) -> Summand {
+        let (way, joins) = outer.iter().rev().partition(|d| g.op(**d).args.len() == 1);
+        Summand { value, way, joins }
     }
 }

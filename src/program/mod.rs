@@ -106,6 +106,8 @@ pub struct Slot {
     pub host: bool,
     /// Coordinates along the pipeline of the ranks that hold it; empty: all do.
     pub on: Vec<u32>,
+    /// The other ranks have a copy of what was last written from outside, for routines that are not cut into stages.
+    pub copied: bool,
 }
 
 /// A dim that the mesh cuts.
@@ -146,6 +148,11 @@ impl Slot {
     pub fn is_on(&self, coordinate: usize) -> bool {
         self.on.is_empty() || self.on.contains(&(coordinate as u32))
     }
+
+    /// Whether ranks of this stage have memory for it.
+    pub fn is_at(&self, coordinate: usize) -> bool {
+        self.copied || self.is_on(coordinate)
+    }
 }
 
 impl Program {
@@ -165,9 +172,9 @@ impl Program {
         self.routines[routine].variants.get(stage).map_or(routine, |v| *v as usize)
     }
 
-    /// Bytes of everything but arenas and files: slots and constants.
-    pub fn persistent_bytes(&self) -> usize {
-        self.slots().filter(|s| !s.host).map(Slot::reserved).sum::<usize>() + self.constants.len()
+    /// Bytes of everything but arenas and files on ranks of a stage: slots and constants.
+    pub fn persistent_bytes(&self, stage: usize) -> usize {
+        self.slots().filter(|s| !s.host && s.is_at(stage)).map(Slot::reserved).sum::<usize>() + self.constants.len()
     }
 
     /// Bytes of files while a routine runs.

@@ -46,7 +46,7 @@ impl Memory {
     /// `coordinates`: of the rank along the mesh's atoms.
     pub fn new(program: &Program, rank: usize, coordinates: &[usize]) -> Result<Memory, RuntimeError> {
         let stage = program.stage(rank);
-        let slab = |s: &crate::program::Slot| match (if s.is_on(stage) { s.bytes() } else { 0 }, s.host) {
+        let slab = |s: &crate::program::Slot| match (if s.is_at(stage) { s.bytes() } else { 0 }, s.host) {
             (bytes, true) => Slab::in_file(bytes, &format!("`{}`", s.path)),
             (bytes, false) => Slab::new(bytes, &format!("`{}`", s.path)),
         };
@@ -86,7 +86,7 @@ impl Memory {
         let bytes = buffer.bytes();
         let fixed = |slab: &Slab, offset: usize| Spot::Fixed(slab.arena.claim(offset, bytes));
         // What belongs to other stages of a pipeline is not here, and no step of this rank touches it.
-        let held = |slab: &Slab| if slab.arena.len() == 0 { Spot::Fixed(slab.arena.base()) } else { fixed(slab, 0) };
+        let held = |slab: &Slab| if slab.bytes().is_empty() { Spot::Fixed(slab.arena.base()) } else { fixed(slab, 0) };
         match buffer.place {
             Place::Arena(offset) => {
                 self.arena.arena.claim(offset, bytes);

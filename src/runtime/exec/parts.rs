@@ -97,7 +97,7 @@ impl Ranks {
         let slot = array.slot(&program);
         let (held, bytes) = (Held::of(&program, slot), slot.dtype.bytes());
         assert_eq!(whole.len(), held.whole().iter().product::<usize>() * bytes, "bytes of `{}`", slot.path);
-        for rank in (0..self.ranks()).filter(|r| slot.is_on(program.stage(*r))) {
+        for rank in (0..self.ranks()).filter(|r| slot.is_at(program.stage(*r))) {
             let mut exec = self.executor(rank);
             let own = match array {
                 Array::Param(n) => exec.param_mut(n),

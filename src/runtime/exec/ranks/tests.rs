@@ -43,6 +43,7 @@ fn program(ranks: usize, actions: Vec<Action>) -> Arc<Program> {
         source: SourceId(0),
         host: false,
         on: vec![],
+        copied: false,
     };
     let line = Source { file: "gpt.pta".into(), line: 7, column: 3, ..Source::default() };
     Arc::new(Program {
