@@ -33,7 +33,9 @@ fn table(n: &Needed, all: bool, out: &mut Output) {
     let many = n.ranks > 1;
     if let Some(plan) = n.plan.as_ref().filter(|_| many) {
         let mesh: Vec<String> = n.mesh.iter().map(|(name, size)| format!("{name} = {size}")).collect();
-        out.line(format!("plan {plan}: {} ({}), all alike", mesh.join(", "), counted(n.ranks, "rank")));
+        let staged = n.graphs.sharding.as_ref().is_some_and(|s| s.table.is_some());
+        let which = if staged { "; figures are of the stage that needs most" } else { ", all alike" };
+        out.line(format!("plan {plan}: {} ({}){which}", mesh.join(", "), counted(n.ranks, "rank")));
     }
     let of = if many { " of each rank" } else { "" };
     out.line(format!("peak{of} {} ({} bytes)", memory::show(peak), grouped(peak)));

@@ -141,12 +141,23 @@ fn mean(profiles: &[Profile]) -> Profile {
     let over = |f: &dyn Fn(&Profile) -> Duration| profiles.iter().map(f).sum::<Duration>() / n;
     let step = |(k, t): (usize, &Timing)| Timing { time: over(&|p| p.steps[k].time), ..t.clone() };
     let first = &profiles[0];
+    let names = |p: &Profile| p.steps.iter().map(|s| (s.label.clone(), s.source)).collect::<Vec<_>>();
+    // Ranks of different stages do different things, of which each has its share.
+    let share = |t: &Timing| Timing {
+        time: t.time / n,
+        work: Work { flops: t.work.flops / u64::from(n), bytes: t.work.bytes / u64::from(n) },
+        ..t.clone()
+    };
+    let steps = match profiles.iter().all(|p| names(p) == names(first)) {
+        true => first.steps.iter().enumerate().map(step).collect(),
+        false => profiles.iter().flat_map(|p| &p.steps).map(share).collect(),
+    };
     Profile {
         runs: first.runs,
         time: over(&|p| p.time),
         median: over(&|p| p.median),
         waited: over(&|p| p.waited),
-        steps: first.steps.iter().enumerate().map(step).collect(),
+        steps,
     }
 }
 

@@ -7,18 +7,20 @@
 //!
 //! Invariants: every value is computed once, but for what needs no parameter or nothing that is fed; what a rank needs of another one is sent once for each
 //! microbatch; nothing is sent between stages of one rank; a parameter of several ranks gets the sum of what all of them add to its
-//! gradient, and the same update everywhere. Lists can be run by ranks that wait for each other ([`lists`]).
+//! gradient, and the same update everywhere. Lists can be run by ranks that wait for each other (`lists.rs`).
 //!
-//! Reading order: `flat.rs` (one list of operations), `stages.rs` (which stage computes what), `draw.rs` (functions as graphs),
-//! `behind.rs` (reductions and updates), `lists.rs`.
+//! Reading order: `flat.rs` (one list of operations), `stages.rs` (which stage computes what), `draw.rs` (functions as graphs), `cut.rs`
+//! (which functions there are), `behind.rs` (reductions and updates), `lists.rs`.
 
 mod behind;
+mod cut;
 mod draw;
 mod flat;
 mod lists;
 mod stages;
 
 pub use behind::members;
+pub use cut::{Pipelined, pipelined};
 pub use draw::{Arg, Function, Var};
-pub use lists::{Item, Pipelined, pipelined};
+pub use lists::Item;
 pub use stages::Turns;

@@ -163,3 +163,44 @@ fn what_each_sample_gives_does_not_leave_a_pipeline() {
     let errors: Vec<&str> = found.sink.sorted().iter().map(|d| d.code).collect();
     assert_eq!(errors, ["E0605"]);
 }
+
+/// The example, small.
+fn mixtral(depth: usize) -> String {
+    let source = include_str!("../../examples/mixtral.pta");
+    let sizes = "dim batch = 8, seq = 6, vocab = 13\ndim embed = 8, kv = 2, group = 1, heads = (kv, group), head_dim = 4, mlp = 6";
+    let from = source.find("dim batch").expect("sizes");
+    let to = source.find("const capacity").expect("a constant");
+    let end = source.find("weights ").unwrap_or(source.len());
+    format!("{}{sizes}, depth = {depth}\ndim experts = 4, pick = 2\n{}", &source[..from], &source[to..end])
+}
+
+#[test]
+fn experts_go_with_stages() {
+    let experts = "shard batch by ep\nshard experts by ep in Experts";
+    for (schedule, stages) in [("1f1b", 2), ("interleaved(2)", 4), ("dualpipe", 2)] {
+        compare(&mixtral(stages), &plan(2, schedule, 2, ", ep = 2", experts), DType::F64, 13, 1e-9);
+    }
+}
+
+/// What two ranks add to the gradient of a tied table is joined once a step, also where it is cut.
+#[test]
+fn tied_gradients_do_not_cross_with_every_microbatch() {
+    let sent = |microbatches: usize, zero: &str| {
+        let plan = plan(2, "1f1b", microbatches, ", dp = 2", &format!("shard batch by dp\n{zero}"));
+        let [program, _] = programs(&gpt(2), &plan, DType::F32);
+        let bytes = |r: &partita::program::Routine| -> usize {
+            let sends = r.steps.iter().filter_map(|s| match &s.action {
+                partita::program::Action::Send(t) => Some(r.buffer(t.buffer).bytes()),
+                _ => None,
+            });
+            sends.sum()
+        };
+        let train = program.routines.iter().find(|r| r.name == "train").expect("a step");
+        train.variants.iter().map(|v| bytes(&program.routines[*v as usize])).sum::<usize>()
+    };
+    for zero in ["", "zero 1 by dp", "zero 2 by dp", "zero 3 by dp"] {
+        // The same samples in all: what goes through the layers is as large, however it is divided.
+        let [two, four] = [2, 4].map(|m| sent(m, zero));
+        assert!(four <= two + 64, "{zero}: {two} and {four} bytes");
+    }
+}

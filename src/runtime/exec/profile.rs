@@ -101,13 +101,17 @@ impl Times {
 
     /// A run begins. The first one fills caches and maps memory: it is forgotten once there is another.
     pub fn begin(&mut self, routine: usize) {
-        let r = &mut self.routines[routine];
-        if r.runs == 1 {
+        if self.routines[routine].runs == 1 {
+            // Those that it calls never begin by themselves.
+            for r in self.routines.iter_mut().filter(|r| r.runs == 0) {
+                r.steps.fill((0, Duration::ZERO));
+            }
+            let r = &mut self.routines[routine];
             (r.time, r.waited) = (Duration::ZERO, Duration::ZERO);
             r.each.clear();
             r.steps.fill((0, Duration::ZERO));
         }
-        r.runs += 1;
+        self.routines[routine].runs += 1;
     }
 
     pub fn end(&mut self, routine: usize, time: Duration, waited: Duration) {
@@ -134,10 +138,23 @@ impl Times {
 impl Executor {
     /// What the runs of a routine took, if it was measured.
     pub fn profile(&self, routine: usize) -> Option<Profile> {
-        let times = &self.watch.times.as_ref()?.routines[routine];
+        let routine = self.own(routine);
+        let all = &self.watch.times.as_ref()?.routines;
+        let times = &all[routine];
         let r = &self.program.routines[routine];
         let mut steps = Vec::new();
         collect(r, &r.steps, &mut times.steps.iter(), &mut steps);
+        for (callee, calls) in calls(r) {
+            let inner = &self.program.routines[callee];
+            let inside = collect(inner, &inner.steps, &mut all[callee].steps.iter(), &mut steps);
+            // What is left of the calls is their own.
+            let mut left = inside;
+            for call in calls {
+                let taken = left.min(steps[call].time);
+                steps[call].time -= taken;
+                left -= taken;
+            }
+        }
         let runs = if times.runs > 1 { times.runs - 1 } else { times.runs };
         let mut each = times.each.clone();
         each.sort_unstable();
@@ -160,6 +177,19 @@ impl Executor {
         let (flops, bytes) = roof::measure(&self.pool);
         Roof { flops, bytes }
     }
+}
+
+/// The routines that a routine without loops calls, each with the numbers of the steps that do.
+fn calls(routine: &crate::program::Routine) -> Vec<(usize, Vec<usize>)> {
+    let mut all: Vec<(usize, Vec<usize>)> = Vec::new();
+    for (i, step) in routine.steps.iter().enumerate() {
+        let Action::Call(c) = &step.action else { continue };
+        match all.iter_mut().find(|(callee, _)| *callee == c.routine as usize) {
+            Some((_, of)) => of.push(i),
+            None => all.push((c.routine as usize, vec![i])),
+        }
+    }
+    all
 }
 
 /// Appends the timings of steps and of what is inside of them; returns the time of these steps.
