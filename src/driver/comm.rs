@@ -4,7 +4,7 @@ use super::check;
 use super::findings::{Findings, Outcome};
 use super::options::Options;
 use super::pipeline::{self, Graphs};
-use super::{plan, sharding};
+use super::{plan, sharding, stages};
 use crate::diag::{Diagnostic, Sink};
 use crate::inspect::comm::Entry;
 use crate::inspect::why::{self, Explained};
@@ -33,7 +33,11 @@ pub fn shown(options: &Options, eval: bool, world: &dyn World) -> Outcome<Shown>
     };
     let step = if eval { "eval" } else { "train" };
     let name = options.plan.as_deref().unwrap_or_default();
-    let comm = Comm::of(name, mesh, step, sharded.as_ref().map(|s| (s, &graphs.findings.sources)));
+    let mut comm = Comm::of(name, mesh, step, sharded.as_ref().map(|s| (s, &graphs.findings.sources)));
+    if let (Some(s), true) = (&sharded, graphs.sharding.as_ref().is_some_and(|s| s.table.is_some())) {
+        let cut = stages::step(&graphs, &s.graph, eval, &options.lowering())?;
+        comm.between_stages = cut.map_or_else(Vec::new, |p| p.sent());
+    }
     Ok(Shown { comm, graphs, sharded })
 }
 

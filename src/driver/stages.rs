@@ -22,19 +22,27 @@ pub fn staged(g: &Graphs, p: &Programs, options: &Options) -> Outcome<Option<Sta
     let Some(sharding) = &g.sharding else { return Ok(None) };
     let Some(plan) = &sharding.plan.pipeline else { return Ok(None) };
     let atoms = sharding.mesh().atoms_of(plan.axis);
-    let fail = |d: Diagnostic| with(d.at(plan.span, "asked for here"), &g.findings.sources);
-    let Some((table, per)) = &sharding.table else { return Ok(None) };
-    let cut = |graph: &Graph, dims: &[DimId], table: &Table| {
-        let turns = turns(graph, dims, per);
-        pipelined(&kernel::keep_little(graph.clone(), options), &turns, table).map_err(|why| {
-            fail(Diagnostic::error("E0605", format!("the step cannot be cut into stages: {why}")).help(
-                "leave the pipeline out, or write what goes through the layers so that each depends on the one before it",
-            ))
-        })
-    };
-    let train = cut(&p.train.graph, &plan.dims, table)?;
-    let eval = cut(&p.eval.graph, &sharding.eval_loops, &forward(table))?;
-    Ok(Some(Staged { atoms, train, eval }))
+    let steps = (step(g, &p.train.graph, false, options)?, step(g, &p.eval.graph, true, options)?);
+    Ok(match steps {
+        (Some(train), Some(eval)) => Some(Staged { atoms, train, eval }),
+        _ => None,
+    })
+}
+
+/// The program of a rank, cut into stages: a training step, or one of evaluation.
+pub fn step(g: &Graphs, graph: &Graph, eval: bool, options: &Options) -> Outcome<Option<Pipelined>> {
+    let Some(sharding) = &g.sharding else { return Ok(None) };
+    let (Some(plan), Some((table, per))) = (&sharding.plan.pipeline, &sharding.table) else { return Ok(None) };
+    let once = forward(table);
+    let (dims, table) = if eval { (&sharding.eval_loops, &once) } else { (&plan.dims, table) };
+    let turns = turns(graph, dims, per);
+    let cut = pipelined(&kernel::keep_little(graph.clone(), options), &turns, table);
+    cut.map(Some).map_err(|why| {
+        let d = Diagnostic::error("E0605", format!("the step cannot be cut into stages: {why}")).help(
+            "leave the pipeline out, or write what goes through the layers so that each depends on the one before it",
+        );
+        with(d.at(plan.span, "asked for here"), &g.findings.sources)
+    })
 }
 
 impl Staged {

@@ -20,6 +20,9 @@ pub struct Comm {
     /// `train` or `eval`.
     pub step: &'static str,
     pub collectives: Vec<Entry>,
+    /// Under a pipeline: what the ranks of each coordinate along it send to others, how many arrays and bytes a step. `collectives` are
+    /// those of all stages then.
+    pub between_stages: Vec<(usize, usize)>,
 }
 
 /// One collective.
@@ -97,7 +100,7 @@ impl Comm {
         step: &'static str,
         sharded: Option<(&Sharded, &SourceMap)>,
     ) -> Comm {
-        let mut out = Comm { plan: plan.to_string(), mesh, step, collectives: Vec::new() };
+        let mut out = Comm { plan: plan.to_string(), mesh, step, collectives: Vec::new(), between_stages: Vec::new() };
         if let Some((s, sources)) = sharded {
             let names = Names::new(&s.story);
             let mut reader = Reader { s, sources, names, overlapped: overlapped(&s.graph), out: Vec::new() };
@@ -143,7 +146,9 @@ impl Comm {
         let totals = |all: IndexMap<String, f64>| -> serde_json::Map<String, Json> {
             all.into_iter().map(|(k, x)| (k, number(x))).collect()
         };
-        json!({
+        let stage =
+            |(at, (sends, bytes)): (usize, &(usize, usize))| json!({"coordinate": at, "sends": sends, "bytes": bytes});
+        let mut out = json!({
             "plan": self.plan,
             "mesh": mesh,
             "collectives": self.collectives.iter().map(Entry::json).collect::<Vec<_>>(),
@@ -152,7 +157,11 @@ impl Comm {
                 "by_kind": totals(self.by_kind()),
                 "by_axis": totals(self.by_axis()),
             },
-        })
+        });
+        if !self.between_stages.is_empty() {
+            out["between_stages"] = self.between_stages.iter().enumerate().map(stage).collect();
+        }
+        out
     }
 }
 

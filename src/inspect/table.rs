@@ -114,7 +114,12 @@ impl Comm {
     pub fn text(&self) -> String {
         let mut out = format!("{}\n", self.title());
         if self.collectives.is_empty() {
-            out += if self.ranks() == 1 { "one rank: nothing is exchanged\n" } else { "nothing is exchanged\n" };
+            out += match (self.ranks(), self.between_stages.is_empty()) {
+                (1, _) => "one rank: nothing is exchanged\n",
+                (_, true) => "nothing is exchanged\n",
+                (_, false) => "within a stage nothing is exchanged\n",
+            };
+            self.stages(&mut out);
             return out;
         }
         let mut table = vec![HEADS.map(str::to_string)];
@@ -138,7 +143,19 @@ impl Comm {
             let all: Vec<String> = totals.iter().map(|(k, x)| format!("{k} {}", bytes(*x))).collect();
             let _ = writeln!(out, "  {name}: {}", all.join(";  "));
         }
+        self.stages(&mut out);
         out
+    }
+
+    fn stages(&self, out: &mut String) {
+        if self.between_stages.is_empty() {
+            return;
+        }
+        let _ = writeln!(out, "\nbetween stages, sent in a step (what stands above is of all stages together):");
+        for (at, (sends, sent)) in self.between_stages.iter().enumerate() {
+            let arrays = if *sends == 1 { "array" } else { "arrays" };
+            let _ = writeln!(out, "  rank {at} of the pipeline: {sends} {arrays}, {} bytes", bytes(*sent as f64));
+        }
     }
 }
 

@@ -26,6 +26,27 @@ pub struct Pipelined {
     /// The sums' totals, for their types.
     pub sums: Vec<ValueId>,
 }
+impl Pipelined {
+    /// By rank along the axis: how many arrays it sends in a step, and how many bytes.
+    pub fn sent(&self) -> Vec<(usize, usize)> {
+        let bytes = |var: &Var| {
+            let v = match *var {
+                Var::Microbatch => return 0,
+                Var::Each(v) | Var::Once(v) => v,
+                Var::Sum(k) => self.sums[k],
+            };
+            let value = self.graph.value(v);
+            self.graph.elements(&value.dims) * value.dtype.bytes()
+        };
+        let of = |list: &Vec<Item>| {
+            let sends =
+                list.iter().filter_map(|i| if let Item::Send { var, .. } = i { Some(bytes(var)) } else { None });
+            sends.fold((0, 0), |(n, sum), b| (n + 1, sum + b))
+        };
+        self.ranks.iter().map(of).collect()
+    }
+}
+
 /// What a function computes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Key(pub Work, pub usize);

@@ -133,6 +133,70 @@ fn sampling_built_programs_and_exports_are_those_of_one_device_under_any_plan() 
     assert_eq!(many.len(), exported("one", &[]).len());
 }
 
+/// Two layers in two stages, on two ranks of data each.
+const DEEP: &str = r#"
+use nn.{Embedding, Linear}
+use losses.{cross_entropy}
+use optim.{adamw}
+dim batch = 4, seq = 8, vocab = 256, embed = 8, mid = 10, depth = 2
+plan stages {
+    mesh pp = 2, dp = 2
+    shard batch by dp
+    pipeline depth by pp { schedule = zb_h1, microbatches = 2 }
+}
+plan same { microbatches 2 }
+model Deep(tokens: int[batch, seq], targets: int[batch, seq]) {
+    let wte = Embedding[vocab, embed]
+    param scale: [embed] = 1
+    let h = wte(tokens)
+    for i in depth {
+        let up = Linear[embed, mid]
+        let down = Linear[mid, embed]
+        h = h + down(tanh(up(h)))
+    }
+    loss mean[batch, seq](cross_entropy[vocab](dot[embed](scale * h, wte.table), targets))
+}
+train Deep {
+    data bytes("text.txt")
+    valid bytes("text.txt", to = 0.2)
+    optimizer adamw(lr = 1e-3)
+    steps 4
+    seed 1
+    clip 1.0
+}
+"#;
+
+#[test]
+fn a_run_in_stages_is_that_of_one_device() {
+    let folder = tiny();
+    let at = folder.path();
+    write(at, "deep.pta", DEEP);
+    let losses = |out: &str, arguments: &[&str]| {
+        let text = succeeds(at, &[&["train", "deep.pta", "--precision", "f64", "--out", out], arguments].concat());
+        let lines = text.lines().filter(|l| l.starts_with("step ") && l.contains("  loss "));
+        lines
+            .map(|l| l.split("tokens/s").next().unwrap_or(l).rsplit_once("  ").map_or("", |p| p.0).to_string())
+            .collect::<Vec<_>>()
+    };
+    let one = losses("one", &["--plan", "same", "--steps", "6"]);
+    assert_eq!(one.len(), 6, "{one:?}");
+    let begun = losses("many", &["--plan", "stages"]);
+    assert_eq!(begun.iter().map(|l| l.replace("/4", "/6")).collect::<Vec<_>>(), one[..4]);
+    // It goes on from what the ranks of all stages have written, also on other ranks.
+    assert_eq!(losses("many", &["--plan", "stages", "--resume", "--steps", "6", "--mesh", "pp=1"]), one[4..]);
+    let text = succeeds(at, &["comm", "deep.pta", "--plan", "stages"]);
+    assert!(text.contains("\nbetween stages, sent in a step") && text.contains("  rank 1 of the pipeline: "), "{text}");
+    let text = succeeds(at, &["memory", "deep.pta", "--plan", "stages"]);
+    assert!(
+        text.starts_with("plan stages: pp = 2, dp = 2 (4 ranks); figures are of the stage that needs most\n"),
+        "{text}"
+    );
+    succeeds(at, &["build", "deep.pta", "-o", "prog", "--plan", "stages"]);
+    let output =
+        Command::new(at.join("prog")).args(["train", "--steps", "2", "--out", "built"]).current_dir(at).output();
+    assert!(output.is_ok_and(|o| o.status.success()));
+}
+
 #[test]
 fn an_axis_of_one_rank_is_noted_and_does_nothing() {
     let folder = folder();
