@@ -1,14 +1,16 @@
 //! A plan's pipeline: which turns make a stage, the table of its schedule, and the steps of the ranks of each stage.
 
-use super::findings::Outcome;
+use super::findings::{Findings, Outcome};
 use super::pipeline::{EVAL, Graphs, INIT, TRAIN, with};
 use super::sharding::Programs;
 use crate::diag::Diagnostic;
+use crate::elaborate::plan::Pipeline;
 use crate::ir::{DimId, Graph};
 use crate::kernel::{self, Module, Options};
 use crate::mesh::Atom;
 use crate::pipeline::{Pipelined, Turns, pipelined};
 use crate::schedule::{Action, Table, Work};
+use std::collections::HashMap;
 
 /// The steps of a training run, cut into stages.
 pub struct Staged {
@@ -23,10 +25,29 @@ pub fn staged(g: &Graphs, p: &Programs, options: &Options) -> Outcome<Option<Sta
     let Some(plan) = &sharding.plan.pipeline else { return Ok(None) };
     let atoms = sharding.mesh().atoms_of(plan.axis);
     let steps = (step(g, &p.train.graph, false, options)?, step(g, &p.eval.graph, true, options)?);
-    Ok(match steps {
-        (Some(train), Some(eval)) => Some(Staged { atoms, train, eval }),
-        _ => None,
-    })
+    let (Some(train), Some(eval)) = steps else { return Ok(None) };
+    if let Some(path) = untrained(&train, &eval) {
+        let why = format!("evaluation reads `{path}` on a rank that does not train it");
+        return Err(refused(&why, plan, g));
+    }
+    Ok(Some(Staged { atoms, train, eval }))
+}
+
+/// What evaluation reads where training does not hold it.
+fn untrained<'p>(train: &Pipelined, eval: &'p Pipelined) -> Option<&'p str> {
+    let trained = train.graph.params.iter().map(|p| p.path.as_str()).zip(train.params.iter().copied());
+    let trained = trained.chain(train.graph.states.iter().map(|s| s.path.as_str()).zip(train.states.iter().copied()));
+    let trained: HashMap<&str, u128> = trained.filter(|(_, homes)| *homes != 0).collect();
+    let read = eval.graph.params.iter().map(|p| p.path.as_str()).zip(eval.params.iter().copied());
+    let mut read = read.chain(eval.graph.states.iter().map(|s| s.path.as_str()).zip(eval.states.iter().copied()));
+    read.find(|(path, homes)| trained.get(path).is_some_and(|t| homes & !t != 0)).map(|(path, _)| path)
+}
+
+fn refused(why: &str, plan: &Pipeline, g: &Graphs) -> Box<Findings> {
+    let d = Diagnostic::error("E0605", format!("the step cannot be cut into stages: {why}")).help(
+        "leave the pipeline out, or write what goes through the layers so that each depends on the one before it",
+    );
+    with(d.at(plan.span, "asked for here"), &g.findings.sources)
 }
 
 /// The program of a rank, cut into stages: a training step, or one of evaluation.
@@ -37,12 +58,7 @@ pub fn step(g: &Graphs, graph: &Graph, eval: bool, options: &Options) -> Outcome
     let (dims, table) = if eval { (&sharding.eval_loops, &once) } else { (&plan.dims, table) };
     let turns = turns(graph, dims, per);
     let cut = pipelined(&kernel::keep_little(graph.clone(), options), &turns, table);
-    cut.map(Some).map_err(|why| {
-        let d = Diagnostic::error("E0605", format!("the step cannot be cut into stages: {why}")).help(
-            "leave the pipeline out, or write what goes through the layers so that each depends on the one before it",
-        );
-        with(d.at(plan.span, "asked for here"), &g.findings.sources)
-    })
+    cut.map(Some).map_err(|why| refused(&why, plan, g))
 }
 
 impl Staged {

@@ -29,11 +29,11 @@ impl Module<'_> {
         let slots = self.slots(&p.graph);
         let held = |homes: u128| -> Vec<u32> { members(homes).map(|r| r as u32).collect() };
         for (slot, homes) in slots.params.iter().zip(&p.params) {
-            join(&mut self.program.params[*slot as usize].on, held(*homes), p.ranks.len());
+            join(&mut self.program.params[*slot as usize].on, held(*homes));
         }
         for (place, homes) in slots.states.iter().zip(&p.states) {
             if let Place::State(slot) = place {
-                join(&mut self.program.states[*slot as usize].on, held(*homes), p.ranks.len());
+                join(&mut self.program.states[*slot as usize].on, held(*homes));
             }
         }
         let first = self.program.routines.len();
@@ -82,14 +82,11 @@ impl Module<'_> {
     }
 }
 
-/// More ranks hold a slot; all of them is none in particular.
-fn join(on: &mut Vec<u32>, more: Vec<u32>, ranks: usize) {
+/// More ranks hold a slot.
+fn join(on: &mut Vec<u32>, more: Vec<u32>) {
     on.extend(more);
     on.sort_unstable();
     on.dedup();
-    if on.len() == ranks && ranks == 1 {
-        on.clear();
-    }
 }
 
 /// The routine of a rank under construction.

@@ -316,12 +316,21 @@ fn hold_states(s: &Stages, held: &mut Held, parts: &HashMap<ValueId, (usize, usi
     let g = &s.flat.g;
     let made: HashMap<ValueId, OpId> =
         g.block(ENTRY).ops.iter().flat_map(|id| g.op(*id).results.iter().map(|r| (*r, *id))).collect();
-    // What an output needs: states, and homes of the rest.
+    let new = g.outputs.iter().filter_map(|o| match o.kind {
+        OutputKind::Param(p) => Some((o.value, p)),
+        _ => None,
+    });
+    let new: HashMap<ValueId, ParamId> = new.collect();
+    // What an output needs: states, and homes of the rest. A new parameter is where the parameter is.
     let reach = |value: ValueId, held: &Held| -> (Vec<StateId>, Homes) {
         let (mut seen, mut open) = (vec![false; g.values.len()], vec![value]);
         let (mut states, mut homes) = (Vec::new(), all);
         while let Some(v) = open.pop() {
             if std::mem::replace(&mut seen[v.index()], true) {
+                continue;
+            }
+            if let Some(p) = new.get(&v).filter(|_| v != value) {
+                homes &= held.params[p.index()];
                 continue;
             }
             if let Some((_, rank)) = parts.get(&v) {

@@ -17,7 +17,7 @@ pub struct Pipelined {
     pub functions: Vec<Function>,
     /// By rank along the axis.
     pub ranks: Vec<Vec<Item>>,
-    /// The ranks that hold parameters and states, and that read inputs.
+    /// The ranks that hold parameters and states, and that read inputs; none where the step has nothing to do with one.
     pub params: Vec<Homes>,
     pub states: Vec<Homes>,
     pub inputs: Vec<Homes>,
@@ -368,7 +368,14 @@ impl Cutter<'_> {
             .map(|k| (k, (0..ranks).map(|r| self.var_behind(g.outputs[k].value, r, &behind)).collect()))
             .collect();
         let sums = self.s.flat.sums.iter().map(|s| s.total).collect();
-        let Held { params, states, .. } = held;
+        let Held { mut params, mut states, .. } = held;
+        // Of what this step does not touch it says nothing.
+        let (mut param, mut state) = (vec![false; params.len()], vec![false; states.len()]);
+        for f in &functions {
+            touched(&f.graph, &mut param, &mut state);
+        }
+        params.iter_mut().zip(param).for_each(|(homes, there)| *homes *= Homes::from(there));
+        states.iter_mut().zip(state).for_each(|(homes, there)| *homes *= Homes::from(there));
         Ok(Pipelined { functions, ranks: lists, params, states, inputs, outputs, sums, graph: self.s.flat.g })
     }
 
@@ -512,6 +519,25 @@ fn missing<'g>(g: &'g Graph, rank: usize, held: &Held) -> Option<&'g str> {
             _ => None,
         })
     })
+}
+
+/// Notes what a function reads or writes.
+fn touched(g: &Graph, params: &mut [bool], states: &mut [bool]) {
+    let mut note = |param: Option<ParamId>, state: Option<StateId>| {
+        param.iter().for_each(|p| params[p.index()] = true);
+        // Arguments come behind the states of the step.
+        state.and_then(|s| states.get_mut(s.index())).into_iter().for_each(|s| *s = true);
+    };
+    g.ops.iter().for_each(|op| match op.op {
+        Op::Param(p) => note(Some(p), None),
+        Op::State(s) => note(None, Some(s)),
+        _ => {}
+    });
+    g.outputs.iter().for_each(|o| match o.kind {
+        OutputKind::Param(p) => note(Some(p), None),
+        OutputKind::State(s) => note(None, Some(s)),
+        _ => {}
+    });
 }
 
 fn reads_inputs(g: &Graph, rank: usize, inputs: &mut [Homes]) {

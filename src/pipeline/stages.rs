@@ -110,6 +110,10 @@ impl Stages {
                 op.args.iter().filter_map(|a| made[a.index()]).filter(move |(_, b)| *b == backward).map(|(s, _)| s)
             };
             let turn = turns.of_scope(g, op.scope);
+            // A cotangent that begins with a scale and with what is fed belongs to whoever reads it.
+            if back && turn.is_none() && op.args.iter().all(|a| made[a.index()].is_none()) {
+                continue;
+            }
             in_turn[id.index()] = turn.is_some();
             let stage = turn.unwrap_or_else(|| match (back, among(true).min()) {
                 (true, Some(first)) => first,

@@ -204,3 +204,20 @@ fn tied_gradients_do_not_cross_with_every_microbatch() {
         assert!(four <= two + 64, "{zero}: {two} and {four} bytes");
     }
 }
+
+/// Averages of weights, weights that two optimizers divide, and loss scaling in 16 bits.
+#[test]
+fn what_a_step_keeps_beside_weights_is_kept_in_stages() {
+    let average = gpt(4)
+        .replace("    steps 20\n", "    average ema(decay = 0.5)\n    steps 20\n")
+        .replace("optim.{", "optim.{ema, ");
+    for (ranks, more) in [(2, ""), (4, ""), (2, "zero 2 by dp\nshard batch by dp")] {
+        let mesh = if more.is_empty() { "" } else { ", dp = 2" };
+        compare(&average, &plan(ranks, "1f1b", 4, mesh, more), DType::F64, 13, 1e-9);
+        // Biases of keys have no gradient but rounding, which the other optimizer makes steps of.
+        let plain = average.replace("adamw(lr = 1e-2)", "sgd(lr = 0.1, momentum = 0.9)");
+        compare(&plain, &plan(ranks, "zb_h1", 4, mesh, more), DType::F32, 13, 2e-4);
+    }
+    let plain = gpt(2).replace("adamw(lr = 1e-2)", "sgd(lr = 0.1, momentum = 0.9)");
+    compare(&plain, &plan(2, "1f1b", 4, "", ""), DType::F16, 13, 2e-2);
+}
