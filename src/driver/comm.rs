@@ -10,6 +10,7 @@ use crate::inspect::comm::Entry;
 use crate::inspect::why::{self, Explained};
 use crate::inspect::{Comm, table};
 use crate::ir::Graph;
+use crate::pipeline::Holders;
 use crate::shard::{self, Pin, Rules, Sharded};
 use crate::source::{Span, World};
 
@@ -35,7 +36,13 @@ pub fn shown(options: &Options, eval: bool, world: &dyn World) -> Outcome<Shown>
     let name = options.plan.as_deref().unwrap_or_default();
     let mut comm = Comm::of(name, mesh, step, sharded.as_ref().map(|s| (s, &graphs.findings.sources)));
     if let (Some(s), true) = (&sharded, graphs.sharding.as_ref().is_some_and(|s| s.table.is_some())) {
-        let cut = stages::step(&graphs, &s.graph, eval, &options.lowering())?;
+        let lowering = options.lowering();
+        let none = Holders::new();
+        let also = match (eval, sharding::eval(&graphs)?) {
+            (false, Some(e)) => stages::step(&graphs, &e.graph, true, &none, &lowering)?.map(|p| p.holders()),
+            _ => None,
+        };
+        let cut = stages::step(&graphs, &s.graph, eval, &also.unwrap_or(none), &lowering)?;
         comm.between_stages = cut.map_or_else(Vec::new, |p| p.sent());
     }
     Ok(Shown { comm, graphs, sharded })

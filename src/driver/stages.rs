@@ -8,9 +8,8 @@ use crate::elaborate::plan::Pipeline;
 use crate::ir::{DimId, Graph};
 use crate::kernel::{self, Module, Options};
 use crate::mesh::Atom;
-use crate::pipeline::{Pipelined, Turns, pipelined};
+use crate::pipeline::{Holders, Pipelined, Turns, pipelined};
 use crate::schedule::{Action, Table, Work};
-use std::collections::HashMap;
 
 /// The steps of a training run, cut into stages.
 pub struct Staged {
@@ -24,23 +23,10 @@ pub fn staged(g: &Graphs, p: &Programs, options: &Options) -> Outcome<Option<Sta
     let Some(sharding) = &g.sharding else { return Ok(None) };
     let Some(plan) = &sharding.plan.pipeline else { return Ok(None) };
     let atoms = sharding.mesh().atoms_of(plan.axis);
-    let steps = (step(g, &p.train.graph, false, options)?, step(g, &p.eval.graph, true, options)?);
-    let (Some(train), Some(eval)) = steps else { return Ok(None) };
-    if let Some(path) = untrained(&train, &eval) {
-        let why = format!("evaluation reads `{path}` on a rank that does not train it");
-        return Err(refused(&why, plan, g));
-    }
-    Ok(Some(Staged { atoms, train, eval }))
-}
-
-/// What evaluation reads where training does not hold it.
-fn untrained<'p>(train: &Pipelined, eval: &'p Pipelined) -> Option<&'p str> {
-    let trained = train.graph.params.iter().map(|p| p.path.as_str()).zip(train.params.iter().copied());
-    let trained = trained.chain(train.graph.states.iter().map(|s| s.path.as_str()).zip(train.states.iter().copied()));
-    let trained: HashMap<&str, u128> = trained.filter(|(_, homes)| *homes != 0).collect();
-    let read = eval.graph.params.iter().map(|p| p.path.as_str()).zip(eval.params.iter().copied());
-    let mut read = read.chain(eval.graph.states.iter().map(|s| s.path.as_str()).zip(eval.states.iter().copied()));
-    read.find(|(path, homes)| trained.get(path).is_some_and(|t| homes & !t != 0)).map(|(path, _)| path)
+    let Some(eval) = step(g, &p.eval.graph, true, &Holders::new(), options)? else { return Ok(None) };
+    // What evaluation reads is trained where it reads it.
+    let train = step(g, &p.train.graph, false, &eval.holders(), options)?;
+    Ok(train.map(|train| Staged { atoms, train, eval }))
 }
 
 fn refused(why: &str, plan: &Pipeline, g: &Graphs) -> Box<Findings> {
@@ -50,14 +36,14 @@ fn refused(why: &str, plan: &Pipeline, g: &Graphs) -> Box<Findings> {
     with(d.at(plan.span, "asked for here"), &g.findings.sources)
 }
 
-/// The program of a rank, cut into stages: a training step, or one of evaluation.
-pub fn step(g: &Graphs, graph: &Graph, eval: bool, options: &Options) -> Outcome<Option<Pipelined>> {
+/// The program of a rank, cut into stages: a training step, or one of evaluation; `also`: who holds what for other steps.
+pub fn step(g: &Graphs, graph: &Graph, eval: bool, also: &Holders, options: &Options) -> Outcome<Option<Pipelined>> {
     let Some(sharding) = &g.sharding else { return Ok(None) };
     let (Some(plan), Some((table, per))) = (&sharding.plan.pipeline, &sharding.table) else { return Ok(None) };
     let once = forward(table);
     let (dims, table) = if eval { (&sharding.eval_loops, &once) } else { (&plan.dims, table) };
     let turns = turns(graph, dims, per);
-    let cut = pipelined(&kernel::keep_little(graph.clone(), options), &turns, table);
+    let cut = pipelined(&kernel::keep_little(graph.clone(), options), &turns, table, also);
     cut.map(Some).map_err(|why| refused(&why, plan, g))
 }
 

@@ -314,58 +314,51 @@ fn split_totals(s: &mut Stages, held: &Held) -> HashMap<ValueId, (usize, usize)>
 /// States are where the parameters are whose updates read them; others where their own update is at home.
 fn hold_states(s: &Stages, held: &mut Held, parts: &HashMap<ValueId, (usize, usize)>, all: Homes) {
     let g = &s.flat.g;
-    let made: HashMap<ValueId, OpId> =
-        g.block(ENTRY).ops.iter().flat_map(|id| g.op(*id).results.iter().map(|r| (*r, *id))).collect();
-    let new = g.outputs.iter().filter_map(|o| match o.kind {
-        OutputKind::Param(p) => Some((o.value, p)),
-        _ => None,
-    });
-    let new: HashMap<ValueId, ParamId> = new.collect();
-    // What an output needs: states, and homes of the rest. A new parameter is where the parameter is.
-    let reach = |value: ValueId, held: &Held| -> (Vec<StateId>, Homes) {
-        let (mut seen, mut open) = (vec![false; g.values.len()], vec![value]);
-        let (mut states, mut homes) = (Vec::new(), all);
-        while let Some(v) = open.pop() {
-            if std::mem::replace(&mut seen[v.index()], true) {
-                continue;
-            }
-            if let Some(p) = new.get(&v).filter(|_| v != value) {
-                homes &= held.params[p.index()];
-                continue;
-            }
-            if let Some((_, rank)) = parts.get(&v) {
-                homes &= bit(*rank);
-            }
-            if let Some(rank) = held.values.get(&v) {
-                homes &= bit(*rank);
-                continue;
-            }
-            if let Some(k) = s.flat.sums.iter().position(|sum| sum.total == v) {
-                homes &= held.sums[k];
-            }
-            let Some(op) = made.get(&v).map(|id| g.op(*id)) else { continue };
-            match op.op {
-                Op::State(s) => states.push(s),
-                Op::Param(p) => homes &= held.params[p.index()],
-                _ => open.extend(&op.args),
-            }
-        }
-        (states, homes)
-    };
+    let mut new: Vec<Option<ParamId>> = vec![None; g.values.len()];
     for o in &g.outputs {
         if let OutputKind::Param(p) = o.kind {
-            for state in reach(o.value, held).0 {
-                held.states[state.index()] |= held.params[p.index()];
-            }
+            new[o.value.index()] = Some(p);
         }
     }
+    // The ranks that need a value for parameters that they hold. A new parameter is where the parameter is.
+    let mut wanted: Vec<Homes> = vec![0; g.values.len()];
+    for id in g.block(ENTRY).ops.iter().rev() {
+        let op = g.op(*id);
+        let of = |v: &ValueId| match new[v.index()] {
+            Some(p) => held.params[p.index()],
+            None => wanted[v.index()],
+        };
+        let homes = op.results.iter().filter(|r| !held.values.contains_key(r)).fold(0, |h, r| h | of(r));
+        if let Op::State(state) = op.op {
+            held.states[state.index()] |= homes;
+        }
+        op.args.iter().for_each(|a| wanted[a.index()] |= homes);
+    }
+    // The ranks that have all that a value is made of.
+    let totals: HashMap<ValueId, usize> = s.flat.sums.iter().enumerate().map(|(k, sum)| (sum.total, k)).collect();
+    let fixed = |v: ValueId, held: &Held| {
+        let part = parts.get(&v).map(|(_, rank)| bit(*rank));
+        let value = held.values.get(&v).map(|rank| bit(*rank));
+        part.or(value).or_else(|| totals.get(&v).map(|k| held.sums[*k]))
+    };
+    let mut made: Vec<Homes> = vec![all; g.values.len()];
+    for id in &g.block(ENTRY).ops {
+        let op = g.op(*id);
+        let has = |a: &ValueId| match (new[a.index()], fixed(*a, held)) {
+            (Some(p), _) => held.params[p.index()],
+            (None, Some(homes)) => homes,
+            (None, None) => made[a.index()],
+        };
+        let own = if let Op::Param(p) = op.op { held.params[p.index()] } else { all };
+        let homes = op.args.iter().fold(own, |h, a| h & has(a));
+        op.results.iter().for_each(|r| made[r.index()] = homes);
+    }
     for o in &g.outputs {
-        if let OutputKind::State(state) = o.kind {
-            let (_, homes) = reach(o.value, held);
-            let known = held.states[state.index()];
-            if known == 0 {
-                held.states[state.index()] = if homes == 0 { all } else { homes };
-            }
+        if let OutputKind::State(state) = o.kind
+            && held.states[state.index()] == 0
+        {
+            let homes = fixed(o.value, held).unwrap_or(made[o.value.index()]);
+            held.states[state.index()] = if homes == 0 { all } else { homes };
         }
     }
     held.states.iter_mut().filter(|h| **h == 0).for_each(|h| *h = all);

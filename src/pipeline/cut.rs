@@ -27,17 +27,16 @@ pub struct Pipelined {
     pub sums: Vec<ValueId>,
 }
 impl Pipelined {
+    /// The ranks that hold parameters and states.
+    pub fn holders(&self) -> Holders {
+        let params = self.graph.params.iter().map(|p| &p.path).zip(&self.params);
+        let states = self.graph.states.iter().map(|s| &s.path).zip(&self.states);
+        params.chain(states).map(|(path, homes)| (path.clone(), *homes)).collect()
+    }
+
     /// By rank along the axis: how many arrays it sends in a step, and how many bytes.
     pub fn sent(&self) -> Vec<(usize, usize)> {
-        let bytes = |var: &Var| {
-            let v = match *var {
-                Var::Microbatch => return 0,
-                Var::Each(v) | Var::Once(v) => v,
-                Var::Sum(k) => self.sums[k],
-            };
-            let value = self.graph.value(v);
-            self.graph.elements(&value.dims) * value.dtype.bytes()
-        };
+        let bytes = |var: &Var| bytes(&self.graph, &self.sums, var);
         let of = |list: &Vec<Item>| {
             let sends =
                 list.iter().filter_map(|i| if let Item::Send { var, .. } = i { Some(bytes(var)) } else { None });
@@ -45,6 +44,16 @@ impl Pipelined {
         };
         self.ranks.iter().map(of).collect()
     }
+}
+
+fn bytes(g: &Graph, sums: &[ValueId], var: &Var) -> usize {
+    let v = match *var {
+        Var::Microbatch => return 0,
+        Var::Each(v) | Var::Once(v) => v,
+        Var::Sum(k) => sums[k],
+    };
+    let value = g.value(v);
+    g.elements(&value.dims) * value.dtype.bytes()
 }
 
 /// What a function computes.
@@ -65,8 +74,11 @@ pub struct Cutter<'a> {
     read_behind: HashSet<ValueId>,
 }
 
+/// Ranks that hold parameters and states for other steps, by path.
+pub type Holders = HashMap<String, Homes>;
+
 /// Cuts a step. Err: why it cannot be cut.
-pub fn pipelined(graph: &Graph, turns: &Turns, table: &Table) -> Result<Pipelined, String> {
+pub fn pipelined(graph: &Graph, turns: &Turns, table: &Table, also: &Holders) -> Result<Pipelined, String> {
     let ranks = table.ranks.len();
     if ranks > Homes::BITS as usize {
         return Err(format!("{ranks} ranks in a pipeline; {} are possible", Homes::BITS));
@@ -86,15 +98,15 @@ pub fn pipelined(graph: &Graph, turns: &Turns, table: &Table) -> Result<Pipeline
     }
     c.split_backward();
     c.find_readers();
-    c.cut()
+    c.cut(also)
 }
 
 impl Cutter<'_> {
-    fn g(&self) -> &Graph {
+    pub fn g(&self) -> &Graph {
         &self.s.flat.g
     }
 
-    fn def(&self, v: ValueId) -> Option<OpId> {
+    pub fn def(&self, v: ValueId) -> Option<OpId> {
         match self.g().value(v).def {
             Def::Op(op, _) => Some(op),
             Def::BlockParam(_) => None,
@@ -196,7 +208,12 @@ impl Cutter<'_> {
     }
 
     /// Operations in order, with all that `repeats` of what they and some values need.
-    fn with_needs(&self, own: impl Fn(OpId) -> bool, values: &[ValueId], repeats: impl Fn(OpId) -> bool) -> Vec<OpId> {
+    pub fn with_needs(
+        &self,
+        own: impl Fn(OpId) -> bool,
+        values: &[ValueId],
+        repeats: impl Fn(OpId) -> bool,
+    ) -> Vec<OpId> {
         let mut wanted = vec![false; self.g().ops.len()];
         let want = |v: ValueId, wanted: &mut Vec<bool>| {
             if let Some(d) = self.def(v).filter(|d| repeats(*d)) {
@@ -280,7 +297,7 @@ impl Cutter<'_> {
         }
     }
 
-    fn cut(mut self) -> Result<Pipelined, String> {
+    fn cut(mut self, also: &Holders) -> Result<Pipelined, String> {
         let ranks = self.table.ranks.len();
         let mut functions: Vec<Function> = Vec::new();
         let mut numbers: IndexMap<Key, Option<usize>> = IndexMap::new();
@@ -340,6 +357,9 @@ impl Cutter<'_> {
                 functions.len() - 1
             })
             .collect();
+        let known = |path: &str| also.get(path).copied().unwrap_or(0);
+        g.params.iter().zip(&mut held.params).for_each(|(p, homes)| *homes |= known(&p.path));
+        g.states.iter().zip(&mut held.states).for_each(|(s, homes)| *homes |= known(&s.path));
         // What no stage reads is held by the first rank.
         held.params.iter_mut().filter(|h| **h == 0).for_each(|h| *h = bit(0));
         let behind = Behind::new(&mut self.s, &mut held);
@@ -347,9 +367,9 @@ impl Cutter<'_> {
         plan.begin(&before);
         plan.stages();
         let levels: Vec<Vec<Function>> =
-            kept.iter().enumerate().map(|(rank, kept)| self.behind(rank, &behind, kept)).collect();
+            kept.iter().enumerate().map(|(rank, kept)| self.after(rank, &behind, kept)).collect();
         plan.behind(&behind, &levels, functions.len());
-        let (lists, numbers_used) = plan.done();
+        let lists = plan.done();
         functions.extend(levels.into_iter().flatten());
         for (rank, list) in lists.iter().enumerate() {
             for item in list {
@@ -360,14 +380,14 @@ impl Cutter<'_> {
                 }
             }
         }
-        let lists = waits(lists, numbers_used)?;
         let g = self.g();
+        let sums: Vec<ValueId> = self.s.flat.sums.iter().map(|s| s.total).collect();
+        let lists = waits(lists, &functions, &|var| bytes(g, &sums, var))?;
         let is_value = |o: &Output| matches!(o.kind, OutputKind::Loss | OutputKind::Metric | OutputKind::Value);
         let outputs = (0..g.outputs.len())
             .filter(|k| is_value(&g.outputs[*k]))
             .map(|k| (k, (0..ranks).map(|r| self.var_behind(g.outputs[k].value, r, &behind)).collect()))
             .collect();
-        let sums = self.s.flat.sums.iter().map(|s| s.total).collect();
         let Held { mut params, mut states, .. } = held;
         // Of what this step does not touch it says nothing.
         let (mut param, mut state) = (vec![false; params.len()], vec![false; states.len()]);
@@ -415,74 +435,6 @@ impl Cutter<'_> {
             true => Var::Each(v),
             false => Var::Once(v),
         }
-    }
-
-    /// What a rank does behind the microbatches, in the order of what it has to wait for.
-    fn behind(&self, rank: usize, b: &Behind, kept: &[ValueId]) -> Vec<Function> {
-        let g = self.g();
-        let level = |v: &ValueId| b.level[rank].get(v).copied().unwrap_or(0);
-        let of = |id: &OpId| g.op(*id).results.first().map_or(0, level);
-        let mine: HashSet<OpId> = b.computes[rank].iter().copied().collect();
-        let outputs = &b.outputs[rank];
-        let last = b.computes[rank]
-            .iter()
-            .map(of)
-            .chain(outputs.iter().map(|k| level(&g.outputs[*k].value)))
-            .max()
-            .unwrap_or(0);
-        let is_slot = |o: &Output| !matches!(o.kind, OutputKind::Loss | OutputKind::Metric | OutputKind::Value);
-        let var = |v: ValueId| self.var_behind(v, rank, b);
-        (0..=last)
-            .map(|now| {
-                let after = |id: OpId| self.s.flat.part[id.index()] == Part::After;
-                let own = |id: OpId| after(id) && mine.contains(&id) && of(&id) == now;
-                // What the rank can compute of what is always there is made again.
-                let again = |id: OpId| {
-                    let results = &g.op(id).results;
-                    let is_kept = results.iter().any(|r| kept.contains(r));
-                    let home = results.iter().all(|r| b.home[r.index()] & bit(rank) != 0);
-                    !after(id) && self.s.of[id.index()].is_none() && !self.s.adds[id.index()] && !is_kept && home
-                };
-                let here: Vec<&Output> =
-                    outputs.iter().map(|k| &g.outputs[*k]).filter(|o| is_slot(o) && level(&o.value) == now).collect();
-                let values: Vec<ValueId> = here.iter().map(|o| o.value).collect();
-                let ops = self.with_needs(own, &values, again);
-                let mut d = Draw::new(g, Phase::Update, &var);
-                ops.iter().for_each(|id| d.op(*id));
-                here.iter().for_each(|o| d.output(o));
-                // What others, or later levels, or the caller need.
-                for id in ops.iter().filter(|id| own(**id)) {
-                    for r in &g.op(*id).results {
-                        let sent = b.sends.iter().any(|(v, from, _)| v == r && *from == rank);
-                        let later = b.computes[rank].iter().any(|o| of(o) > now && g.op(*o).args.contains(r));
-                        let leaves = outputs.iter().any(|k| !is_slot(&g.outputs[*k]) && g.outputs[*k].value == *r);
-                        let slot = outputs.iter().any(|k| {
-                            let o = &g.outputs[*k];
-                            is_slot(o) && o.value == *r && level(&o.value) > now
-                        });
-                        if sent || later || leaves || slot {
-                            let made = d.value(*r);
-                            d.give(var(*r), *r, made);
-                        }
-                    }
-                }
-                // Outputs, and what others need, that nothing behind computes.
-                let leaving = outputs.iter().map(|k| &g.outputs[*k]).filter(|o| !is_slot(o)).map(|o| o.value);
-                let sent = b.sends.iter().filter(|(_, from, _)| *from == rank).map(|(v, _, _)| *v);
-                for v in leaving.chain(sent).filter(|_| now == 0) {
-                    if self.def(v).is_some_and(again) && !d.is_given(v) {
-                        for id in self.with_needs(|_| false, &[v], again) {
-                            if !d.has(g.op(id).results[0]) {
-                                d.op(id);
-                            }
-                        }
-                        let made = d.value(v);
-                        d.give(Var::Once(v), v, made);
-                    }
-                }
-                d.finish(format!("after.{rank}.{now}"))
-            })
-            .collect()
     }
 }
 

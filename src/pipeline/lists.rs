@@ -4,6 +4,9 @@ use super::behind::Behind;
 use super::cut::{Cutter, Key};
 use super::draw::{Function, Var};
 use crate::ir::ValueId;
+use crate::schedule::certify::certify;
+use crate::schedule::program::{Event, Message, Program, What};
+use crate::schedule::{Action, Work};
 use indexmap::IndexMap;
 use std::collections::{HashMap, HashSet};
 
@@ -74,9 +77,9 @@ impl<'a, 'b> Lists<'a, 'b> {
         }
     }
 
-    /// Lists without waits for what was sent, and how many numbers transfers have.
-    pub fn done(self) -> (Vec<Vec<Item>>, usize) {
-        (self.lists, self.numbers.len())
+    /// Lists without waits for what was sent.
+    pub fn done(self) -> Vec<Vec<Item>> {
+        self.lists
     }
 
     fn call(&mut self, rank: usize, function: usize, microbatch: usize) {
@@ -149,16 +152,64 @@ impl<'a, 'b> Lists<'a, 'b> {
     }
 }
 
-/// Adds the waits for what was sent: two calls later if that cannot stop the ranks, else at the end.
-pub fn waits(lists: Vec<Vec<Item>>, numbers: usize) -> Result<Vec<Vec<Item>>, String> {
+/// Adds the waits for what was sent: two calls later if that cannot stop the ranks, else at the end. Err: why the ranks may not come
+/// to an end.
+pub fn waits(
+    lists: Vec<Vec<Item>>,
+    functions: &[Function],
+    bytes: &dyn Fn(&Var) -> usize,
+) -> Result<Vec<Vec<Item>>, String> {
     let soon: Vec<Vec<Item>> = lists.iter().map(|l| with_waits(l, 2)).collect();
-    match ends(&soon, numbers) {
-        true => Ok(soon),
-        false => {
-            let late: Vec<Vec<Item>> = lists.iter().map(|l| with_waits(l, usize::MAX)).collect();
-            ends(&late, numbers).then_some(late).ok_or_else(|| "its ranks would wait for each other".into())
-        }
+    if certify(&events(&soon, functions, bytes)).is_ok() {
+        return Ok(soon);
     }
+    let late: Vec<Vec<Item>> = lists.iter().map(|l| with_waits(l, usize::MAX)).collect();
+    let step = events(&late, functions, bytes);
+    certify(&step).map_err(|refusal| refusal.message(&step))?;
+    Ok(late)
+}
+
+/// Lists in the language of certificates. Messages go from rank to rank here, and each has a slot of its own.
+fn events(lists: &[Vec<Item>], functions: &[Function], bytes: &dyn Fn(&Var) -> usize) -> Program {
+    let message = |var: &Var, microbatch: usize, number: usize, from: usize, to: usize| Message {
+        from,
+        to,
+        microbatch,
+        value: number as u32,
+        shape: 0,
+        bytes: bytes(var) as u64,
+    };
+    let of = |rank: usize, list: &Vec<Item>| -> (Vec<Event>, Vec<u32>) {
+        let mut there: HashMap<(Var, usize), (usize, Message)> = HashMap::new();
+        let mut events = Vec::with_capacity(list.len());
+        for item in list {
+            let what = match item {
+                Item::Call { function, microbatch } => {
+                    let action = Action::new(Work::F, *function, *microbatch);
+                    let read = functions[*function].args.iter().filter(|a| a.reads).filter_map(|a| {
+                        let each = if let Var::Each(_) = a.var { *microbatch } else { 0 };
+                        there.get(&(a.var, each)).copied()
+                    });
+                    What::Compute { action, reads: read.collect() }
+                }
+                Item::Send { var, microbatch, to, number } => {
+                    let message = message(var, *microbatch, *number, rank, *to);
+                    What::Offer { to: *to, message, number: *number }
+                }
+                Item::Receive { var, microbatch, from, number } => {
+                    let message = message(var, *microbatch, *number, *from, rank);
+                    let slot = there.len();
+                    there.insert((*var, *microbatch), (slot, message));
+                    What::Take { from: *from, message, number: *number, slot }
+                }
+                Item::Sent { number, .. } => What::Taken { number: *number },
+            };
+            events.push(Event { stream: 0, what });
+        }
+        (events, vec![0; there.len()])
+    };
+    let (ranks, slots) = lists.iter().enumerate().map(|(rank, list)| of(rank, list)).unzip();
+    Program { ranks, slots, communicators: Vec::new() }
 }
 
 fn with_waits(list: &[Item], calls: usize) -> Vec<Item> {
@@ -181,32 +232,4 @@ fn with_waits(list: &[Item], calls: usize) -> Vec<Item> {
     }
     out.extend(open.into_iter().map(|o| o.1));
     out
-}
-
-/// Whether ranks that run these lists, each waiting for what it needs, come to the end.
-pub fn ends(lists: &[Vec<Item>], numbers: usize) -> bool {
-    let (mut sent, mut taken) = (vec![false; numbers], vec![false; numbers]);
-    let mut at = vec![0; lists.len()];
-    loop {
-        let mut moved = false;
-        for (rank, list) in lists.iter().enumerate() {
-            while let Some(item) = list.get(at[rank]) {
-                match item {
-                    Item::Send { number, .. } => sent[*number] = true,
-                    Item::Receive { number, .. } if sent[*number] => taken[*number] = true,
-                    Item::Receive { .. } => break,
-                    Item::Sent { number, .. } if !taken[*number] => break,
-                    Item::Call { .. } | Item::Sent { .. } => {}
-                }
-                at[rank] += 1;
-                moved = true;
-            }
-        }
-        if lists.iter().zip(&at).all(|(l, a)| *a == l.len()) {
-            return true;
-        }
-        if !moved {
-            return false;
-        }
-    }
 }

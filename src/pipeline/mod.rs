@@ -10,8 +10,9 @@
 //! gradient, and the same update everywhere. Lists can be run by ranks that wait for each other (`lists.rs`).
 //!
 //! Reading order: `flat.rs` (one list of operations), `stages.rs` (which stage computes what), `draw.rs` (functions as graphs), `cut.rs`
-//! (which functions there are), `behind.rs` (reductions and updates), `lists.rs`.
+//! (which functions there are), `behind.rs` (reductions and updates: where), `after.rs` (and when), `lists.rs`.
 
+mod after;
 mod behind;
 mod cut;
 mod draw;
@@ -20,7 +21,7 @@ mod lists;
 mod stages;
 
 pub use behind::members;
-pub use cut::{Pipelined, pipelined};
+pub use cut::{Holders, Pipelined, pipelined};
 pub use draw::{Arg, Function, Var};
 pub use lists::Item;
 pub use stages::Turns;

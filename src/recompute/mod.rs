@@ -15,6 +15,7 @@ mod tests;
 
 use crate::ir::*;
 use crate::source::Span;
+use crate::types::MapOp;
 
 pub use choose::{dropped, is_exchange};
 pub use price::{Market, Prices};
@@ -58,10 +59,12 @@ pub fn recompute(graph: &mut Graph, policy: &Policy) -> Vec<OpId> {
 
 /// The same with the values themselves given.
 pub fn repeat(graph: &mut Graph, dropped: &[bool]) -> Vec<OpId> {
+    let mut dropped = dropped.to_vec();
+    keep_compared(graph, &mut dropped);
     let mut origins: Vec<OpId> = (0..graph.ops.len() as u32).map(OpId).collect();
     let is_reader = |op: &Operation| op.phase == Phase::Backward;
     for block in 0..graph.blocks.len() as u32 {
-        for (made, of) in again::repeat(graph, BlockId(block), dropped, is_reader) {
+        for (made, of) in again::repeat(graph, BlockId(block), &dropped, is_reader) {
             debug_assert_eq!(made.index(), origins.len());
             origins.push(of);
         }
@@ -70,4 +73,20 @@ pub fn repeat(graph: &mut Graph, dropped: &[bool]) -> Vec<OpId> {
     let (pruned, were) = prune::prune_tracing(graph);
     *graph = pruned;
     were.into_iter().map(|old| origins[old.index()]).collect()
+}
+
+/// Keeps what is compared with its own reduction over ranks (where the extreme of a part is that of the whole): a repetition could
+/// not be told from another value in parts.
+fn keep_compared(g: &Graph, dropped: &mut [bool]) {
+    for op in &g.ops {
+        let (Op::Map(MapOp::Eq | MapOp::Ne), &[own, best]) = (&op.op, &op.args[..]) else { continue };
+        let mut at = best;
+        while let Some(Operation { op: Op::Collective(_), args, .. }) = g.def_op(at) {
+            at = args[0];
+        }
+        if at == own && at != best {
+            let results = g.def_op(own).map_or(&[][..], |op| &op.results);
+            results.iter().for_each(|r| dropped[r.index()] = false);
+        }
+    }
 }

@@ -2,29 +2,39 @@
 
 use super::models::{arrays, compiled, feed, near, program, started};
 use super::{plans, support};
-use partita::driver::{Options, sharding};
+use partita::driver::{Options, sharding, stages};
 use partita::kernel::{self, Module};
+use partita::pipeline::Holders;
 use partita::program::Program;
 use partita::runtime::exec::RunArgs;
 use partita::source::SourceMap;
 use partita::types::DType;
 use std::sync::Arc;
 
-/// The program of all stages, and that of one device.
-fn programs(source: &str, plan: &str, precision: DType) -> [Arc<Program>; 2] {
+/// The program of all stages, and that of one device. `alone`: without evaluation, and what it holds where.
+fn programs(source: &str, plan: &str, precision: DType, alone: bool) -> [Arc<Program>; 2] {
     let (world, options) = plans::planned(source, plan);
     let g = plans::graphs(&(world, Options { precision: Some(precision), ..options }), plan);
     let p = plans::sound(plan, sharding::programs(&g)).expect("many ranks");
     let lowering = kernel::Options::default();
-    let staged = plans::sound(plan, partita::driver::stages::staged(&g, &p, &lowering)).expect("stages");
+    let mut staged = plans::sound(plan, stages::staged(&g, &p, &lowering)).expect("stages");
+    if alone {
+        let train = stages::step(&g, &p.train.graph, false, &Holders::new(), &lowering);
+        staged.train = plans::sound(plan, train).expect("stages");
+    }
+    let routines = ["train", "init", "eval"];
     let texts = SourceMap::default();
     let mut module = Module::new(&texts);
-    staged.lower_into(&mut module, &p.init.graph, &["train", "eval", "init"], &lowering);
+    staged.lower_into(&mut module, &p.init.graph, &routines[..3 - usize::from(alone)], &lowering);
     [compiled(module), program(&g.train, &g.init)]
 }
 
 fn compare(source: &str, plan: &str, precision: DType, vocabulary: usize, tolerance: f64) {
-    let [many, one] = programs(source, plan, precision).map(started);
+    compare_programs(programs(source, plan, precision, false), plan, vocabulary, tolerance);
+}
+
+fn compare_programs(programs: [Arc<Program>; 2], plan: &str, vocabulary: usize, tolerance: f64) {
+    let [many, one] = programs.map(started);
     let mut both = [one, many];
     assert_eq!(arrays(&both[0]), arrays(&both[1]), "initial values: {plan}");
     for step in 0..3 {
@@ -187,7 +197,7 @@ fn experts_go_with_stages() {
 fn tied_gradients_do_not_cross_with_every_microbatch() {
     let sent = |microbatches: usize, zero: &str| {
         let plan = plan(2, "1f1b", microbatches, ", dp = 2", &format!("shard batch by dp\n{zero}"));
-        let [program, _] = programs(&gpt(2), &plan, DType::F32);
+        let [program, _] = programs(&gpt(2), &plan, DType::F32, false);
         let bytes = |r: &partita::program::Routine| -> usize {
             let sends = r.steps.iter().filter_map(|s| match &s.action {
                 partita::program::Action::Send(t) => Some(r.buffer(t.buffer).bytes()),
@@ -220,4 +230,25 @@ fn what_a_step_keeps_beside_weights_is_kept_in_stages() {
     }
     let plain = gpt(2).replace("adamw(lr = 1e-2)", "sgd(lr = 0.1, momentum = 0.9)");
     compare(&plain, &plan(2, "1f1b", 4, "", ""), DType::F16, 13, 2e-2);
+}
+
+/// A metric that waits for another rank's loss reads the weights of before the update, whatever is updated while it waits.
+#[test]
+fn parameters_are_read_before_they_are_new() {
+    let source = gpt(2)
+        .replace("    clip 0.5\n", "")
+        .replace("adamw(lr = 1e-2)", "sgd(lr = 0.5)")
+        .replace("let h = wte(tokens) + wpe()\n", "let start = wte(tokens) + wpe()\n    let h = start\n")
+        .replace(
+            "    loss mean[batch, seq](cross_entropy[vocab](logits, targets))\n",
+            "    let mean_loss = mean[batch, seq](cross_entropy[vocab](logits, targets))
+    metric first = sum[seq, embed](wpe.table * wpe.table * exp(mean_loss))
+    metric last = sum[embed](norm.scale * exp(mean[batch, seq, embed](start)))
+    loss mean_loss
+",
+        );
+    assert!(source.contains("metric first") && source.contains("let start"));
+    let plan = plan(2, "1f1b", 4, "", "");
+    compare_programs(programs(&source, &plan, DType::F64, true), &plan, 13, 1e-9);
+    compare(&source, &plan, DType::F64, 13, 1e-9);
 }
