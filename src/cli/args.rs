@@ -69,6 +69,8 @@ pub enum Command {
     },
     /// Report what this machine offers
     Doctor,
+    /// Measure this machine for modelled times: what `schedule --machine` reads
+    Calibrate(CalibrateArgs),
     /// Print a completion script for a shell
     Completions { shell: clap_complete::Shell },
 }
@@ -235,6 +237,15 @@ pub struct ScheduleArgs {
     /// Times in units: each of F, I and W of a stage takes one, B two, sending none
     #[arg(long)]
     pub unit: bool,
+    /// Times in turns of the loop, sending none
+    #[arg(long, conflicts_with = "unit")]
+    pub turns: bool,
+    /// Times in seconds on this machine: h100, a100, or a file of `partita calibrate` [default: h100]
+    #[arg(long, value_name = "NAME|FILE", conflicts_with_all = ["unit", "turns"])]
+    pub machine: Option<String>,
+    /// Beside a run: a trace that `partita train --trace` has written with this plan
+    #[arg(long, value_name = "TRACE", conflicts_with_all = ["unit", "turns", "certify", "svg", "html", "csv", "trace"])]
+    pub compare: Option<PathBuf>,
     /// Say what was shown so that no rank waits forever
     #[arg(long)]
     pub certify: bool,
@@ -253,6 +264,16 @@ pub struct ScheduleArgs {
     /// A trace for Perfetto (ui.perfetto.dev) or Chrome, to a file or to where `-o` says
     #[arg(long, group = "form", value_name = "FILE", num_args = 0..=1)]
     pub trace: Option<Option<PathBuf>>,
+    /// Write to a file
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub struct CalibrateArgs {
+    /// Ranks that share the machine; `--threads` says how many threads each has
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    pub ranks: u16,
     /// Write to a file
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,

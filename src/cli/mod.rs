@@ -7,6 +7,7 @@
 mod args;
 mod build;
 mod cache;
+mod calibrate;
 mod carried;
 mod check;
 mod comm;
@@ -92,6 +93,7 @@ fn dispatch(cli: Cli, out: &mut Output) -> Code {
         Command::Explain { code } => explain::run(&code, out),
         Command::Std { module, source } => library::run(module.as_deref(), source, out),
         Command::Doctor => doctor::run(threads, out),
+        Command::Calibrate(a) => calibrate::run(&a, threads, out),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "partita", &mut text);

@@ -3,18 +3,34 @@
 use super::args::ScheduleArgs;
 use super::output::Output;
 use super::{Code, OK};
-use crate::driver::{overwrite, schedule};
+use crate::driver::schedule::{self, Clock};
+use crate::driver::{Findings, overwrite};
 use crate::source::Disk;
 use std::path::Path;
 
 pub fn run(args: &ScheduleArgs, threads: usize, out: &mut Output) -> Code {
-    let shown = match schedule::shown(&args.compile.options(threads), args.unit, &Disk) {
+    let clock = match (args.unit, args.turns) {
+        (true, _) => Clock::Units,
+        (_, true) => Clock::Turns,
+        _ => match schedule::machine(args.machine.as_deref(), &Disk) {
+            Ok(machine) => Clock::Seconds(machine),
+            Err(d) => return out.findings(&Findings::of(d)),
+        },
+    };
+    let shown = match schedule::shown(&args.compile.options(threads), &clock, &Disk) {
         Ok(s) => s,
         Err(findings) => return out.findings(&findings),
     };
     out.findings(&shown.findings);
     let t = &shown.timeline;
-    let text = if args.json {
+    let beside = match args.compare.as_ref().map(|trace| shown.beside(trace, &Disk)) {
+        Some(Err(d)) => return out.findings(&Findings::of(d)),
+        Some(Ok(c)) => Some(c),
+        None => None,
+    };
+    let text = if let Some(c) = &beside {
+        if args.json { format!("{:#}\n", c.json()) } else { c.text() }
+    } else if args.json {
         format!("{:#}\n", t.json())
     } else if args.svg {
         t.svg()

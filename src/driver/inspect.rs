@@ -58,7 +58,7 @@ pub fn text(stage: Stage, model: Option<&str>, options: &Options, world: &dyn Wo
                 _ => print::print_with_places(&program.graph, &|span| Some(sources.place(span))),
             })
         }
-        Stage::Schedule => Ok(schedule::shown(options, false, world)?.program.text()),
+        Stage::Schedule => Ok(schedule::shown(options, &schedule::Clock::Turns, world)?.program.text()),
         Stage::Kernel => {
             let g = pipeline::graphs(options, world)?;
             let p = sharding::programs(&g)?;

@@ -8,9 +8,11 @@
 mod average;
 pub mod build;
 pub mod cache;
+pub mod calibrate;
 pub mod check;
 pub mod comm;
 pub mod compile;
+mod costs;
 mod data;
 pub mod doctor;
 pub mod engine;

@@ -110,7 +110,7 @@ pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
     take(&mut found, &mut Sink::default(), &c.sources)?;
     if let Some(s) = &mut sharding {
         let mut texts = c.sources.clone();
-        s.table = p.run("schedule", || schedule::of_plan(&s.plan, options, world, &mut texts))?;
+        s.table = p.run("schedule", || schedule::of_plan(&s.plan, &train.b.graph, options, world, &mut texts))?;
     }
     let mut recipe = recipe(&train, &facts, item, options, &c.sources).map_err(|d| with(d, &c.sources))?;
     let base = options.request.path.parent().unwrap_or(Path::new(""));

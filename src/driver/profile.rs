@@ -199,7 +199,7 @@ fn track(program: &Program, exec: &Executor, (rank, ahead): (usize, Duration), e
         (0..program.routines.len()).map(|n| exec.profile(n).map_or(Vec::new(), |p| p.steps)).collect();
     let micros = |t: Duration| t.as_nanos() as f64 / 1e3;
     events.push(serde_json::json!({
-        "ph": "M", "pid": rank, "tid": 0, "name": "process_name", "args": {"name": format!("rank {rank}")},
+        "ph": "M", "pid": rank, "tid": 0, "name": "process_name", "args": {"name": format!("rank {rank}"), "pipeline_rank": program.stage(rank)},
     }));
     for span in exec.spans() {
         let Some(step) = steps.get(span.routine as usize).and_then(|s| s.get(span.step as usize)) else { continue };

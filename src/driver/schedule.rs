@@ -1,6 +1,7 @@
 //! The schedule of a plan's pipeline: its table, its times, its certificate.
 
 use super::check::{self, Checked};
+use super::costs::Model;
 use super::findings::{Findings, Outcome};
 use super::options::Options;
 use super::passes::internal;
@@ -10,12 +11,14 @@ use crate::diag::{Diagnostic, Sink};
 use crate::elaborate::plan::{Pipeline, ResolvedPlan, all as plans, find};
 use crate::elaborate::{Elab, Mode};
 use crate::inspect::schedule::Timeline;
+use crate::inspect::schedule::compare::{Comparison, Measured};
+use crate::ir::Graph;
 use crate::resolve::{ItemRef, Program};
 use crate::schedule::certify::{Refusal, certify};
 use crate::schedule::check::check;
 use crate::schedule::file::{self, Written};
 use crate::schedule::program::{self, build};
-use crate::schedule::{Costs, Fault, Place, Problem, Schedule, StageCost, Table, fits, simulate};
+use crate::schedule::{Costs, Fault, Machine, Place, Problem, Schedule, StageCost, Table, fits, simulate};
 use crate::source::{FileId, SourceMap, Span, World};
 use crate::syntax::ast::ItemKind;
 use std::ops::Range;
@@ -24,38 +27,92 @@ use std::path::Path;
 /// A schedule in time, and what was found on the way.
 pub struct Shown {
     pub timeline: Timeline,
+    /// What the timeline was simulated from.
+    pub costs: Costs,
     /// What the ranks do and send.
     pub program: program::Program,
     pub findings: Findings,
 }
 
-/// The schedule of the options' plan. `unit`: in units of time instead of modelled times.
-pub fn shown(options: &Options, unit: bool, world: &dyn World) -> Outcome<Shown> {
+/// What times are counted in.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Clock {
+    /// `F = I = W = 1`.
+    Units,
+    /// A turn of the loop takes 1.
+    Turns,
+    /// Seconds on a machine.
+    Seconds(Machine),
+}
+
+/// The schedule of the options' plan.
+pub fn shown(options: &Options, clock: &Clock, world: &dyn World) -> Outcome<Shown> {
     let options = plan::spread(options, world)?;
     let mut c = sound(check::load(&options.request, world))?;
-    let (plan, p) = pipeline(&options, &c)?;
+    let (plan, p, graph) = pipeline(&options, &c)?;
     let base = options.request.path.parent().unwrap_or(Path::new(""));
     let ranks = plan.mesh[p.axis].size as usize;
-    let mut asked = Asked { pipeline: &p, ranks, base, world, sources: &mut c.sources };
-    let (table, turns) = asked.table(&by_turns)?;
-    let costs = by_turns(&turns);
-    let shown = if unit { Costs::unit(table.stages) } else { costs.clone() };
+    let model = Model::new(&graph, &plan, &p, Machine::usual());
+    let (table, turns) = Asked { pipeline: &p, model, ranks, base, world, sources: &mut c.sources }.table()?;
+    let (shown, unit, held) = match clock {
+        Clock::Units => (Costs::unit(table.stages), "units", "activations of a stage"),
+        Clock::Turns => (by_turns(&turns), "turns", "activations of a turn"),
+        Clock::Seconds(machine) => {
+            (Model::new(&graph, &plan, &p, machine.clone()).stages(&turns), "s", "activations of a turn")
+        }
+    };
     let broken = |d: Diagnostic| with(d.at(p.schedule_span, "here"), &c.sources);
     let simulation = simulate(&table, &shown).map_err(|e| broken(Diagnostic::error("E0603", e.message(&table))))?;
-    let program = build(&table, &costs, &vec![(0, 0); table.stages.saturating_sub(1)])
+    let program = build(&table, &by_turns(&turns), &vec![(0, 0); table.stages.saturating_sub(1)])
         .map_err(|e| broken(Diagnostic::error("E0603", e.message(&table))))?;
     let certificate = certify(&program).map_err(|e| broken(stuck(&e, &program)))?;
     let timeline = Timeline {
         plan: plan.name.clone(),
         schedule: p.schedule.to_string(),
         axis: plan.mesh[p.axis].name.clone(),
-        unit: if unit { "units" } else { "turns" },
-        held: if unit { "activations of a stage" } else { "activations of a turn" },
+        machine: if let Clock::Seconds(m) = clock { Some(m.name.clone()) } else { None },
+        turns,
+        unit,
+        held,
         table,
         simulation,
         certificate,
     };
-    Ok(Shown { timeline, program, findings: Findings { sources: c.sources, sink: c.sink } })
+    Ok(Shown { timeline, costs: shown, program, findings: Findings { sources: c.sources, sink: c.sink } })
+}
+
+impl Shown {
+    /// Beside the trace of a run, which is read from a file.
+    pub fn beside(&self, trace: &Path, world: &dyn World) -> Result<Comparison, Diagnostic> {
+        let bad = |why: String| {
+            let d = Diagnostic::error("E0902", format!("`{}` is no trace of this schedule: {why}", trace.display()));
+            d.help("write one by `partita train FILE --plan NAME --trace FILE`, with the same plan, sizes and mesh")
+        };
+        let text = read(trace, world)?;
+        Measured::parse(&text).and_then(|m| m.beside(&self.timeline, &self.costs)).map_err(bad)
+    }
+}
+
+/// The machine of a name, or of a file that `partita calibrate` has written; the usual one where none is given.
+pub fn machine(name: Option<&str>, world: &dyn World) -> Result<Machine, Diagnostic> {
+    let Some(name) = name else { return Ok(Machine::usual()) };
+    if let Some(known) = Machine::named(name) {
+        return Ok(known);
+    }
+    Machine::parse(&read(Path::new(name), world)?).map_err(|why| {
+        Diagnostic::error("E0902", format!("`{name}` does not describe a machine: {why}")).help(format!(
+            "write one by `partita calibrate -o FILE`, or take one of those that are known: {}",
+            Machine::NAMES.join(", ")
+        ))
+    })
+}
+
+fn read(path: &Path, world: &dyn World) -> Result<String, Diagnostic> {
+    let read = world.read(path).and_then(|b| String::from_utf8(b).map_err(|_| "it is not UTF-8".into()));
+    read.map_err(|why| {
+        let d = Diagnostic::error("E0207", format!("cannot read `{}`: {why}", path.display()));
+        d.help("give the path of a file that is there")
+    })
 }
 
 /// Tables of files that the plans of a program name, for `check`: each against the first model that its plan fits.
@@ -71,10 +128,12 @@ pub fn check_files(
     // With presets a plan may be meant for other sizes.
     let presets = !program.main_items(|i| matches!(i, ItemKind::Preset(_)).then_some(())).is_empty();
     for ast in plans(program) {
-        let Some(plan) = models.iter_mut().find_map(|e| e.resolve_plan(ast, &[]).0) else { continue };
+        let fits = |(k, e): (usize, &mut Elab<'_>)| e.resolve_plan(ast, &[]).0.map(|plan| (k, plan));
+        let Some((k, plan)) = models.iter_mut().enumerate().find_map(fits) else { continue };
         let Some(p) = plan.pipeline.as_ref().filter(|p| matches!(p.schedule, Schedule::File(_))) else { continue };
         let ranks = plan.mesh[p.axis].size as usize;
-        if let Err(wrong) = (Asked { pipeline: p, ranks, base, world, sources }).table(&by_turns) {
+        let model = Model::new(&models[k].b.graph, &plan, p, Machine::usual());
+        if let Err(wrong) = (Asked { pipeline: p, model, ranks, base, world, sources }).table() {
             *sources = wrong.sources;
             let counts = |d: &Diagnostic| !(presets && d.code == "E0602");
             wrong.sink.sorted().into_iter().filter(counts).for_each(|d| found.push(d));
@@ -82,8 +141,8 @@ pub fn check_files(
     }
 }
 
-/// The plan of the options and its pipeline, against the model that is trained.
-fn pipeline(options: &Options, c: &Checked) -> Outcome<(ResolvedPlan, Pipeline)> {
+/// The plan of the options and its pipeline, against the model that is trained, and that.
+fn pipeline(options: &Options, c: &Checked) -> Outcome<(ResolvedPlan, Pipeline, Graph)> {
     let single = plan::single(options, &c.program).map_err(|d| with(d, &c.sources))?;
     let mut e = Elab::new(&c.program, c.settings.clone(), Mode::TRAIN, single.precision);
     if let Some(model) = model(options, c, &mut e)? {
@@ -108,7 +167,7 @@ fn pipeline(options: &Options, c: &Checked) -> Outcome<(ResolvedPlan, Pipeline)>
             .help(format!("add an axis and `pipeline {over} by pp {{ schedule = 1f1b, microbatches = 8 }}`"));
         return Err(with(d, &c.sources));
     };
-    Ok((plan, p))
+    Ok((plan, p, e.b.graph))
 }
 
 /// The model of the train item, or the only one of a file without train items.
@@ -120,9 +179,11 @@ fn model(options: &Options, c: &Checked, e: &mut Elab<'_>) -> Outcome<Option<Ite
     }
 }
 
-/// The table of a plan's pipeline, and the turns of each stage; none where it has one rank.
+/// The table of a plan's pipeline, and the turns of each stage; none where it has one rank. `graph`: what the plan was resolved
+/// against.
 pub fn of_plan(
     plan: &ResolvedPlan,
+    graph: &Graph,
     options: &Options,
     world: &dyn World,
     sources: &mut SourceMap,
@@ -132,13 +193,18 @@ pub fn of_plan(
     let base = options.request.path.parent().unwrap_or(Path::new(""));
     match ranks {
         1 => Ok(None),
-        _ => Asked { pipeline, ranks, base, world, sources }.table(&by_turns).map(Some),
+        _ => {
+            let model = Model::new(graph, plan, pipeline, Machine::usual());
+            Asked { pipeline, model, ranks, base, world, sources }.table().map(Some)
+        }
     }
 }
 
 /// A pipeline whose table is asked for.
 pub struct Asked<'a> {
     pub pipeline: &'a Pipeline,
+    /// What cuts and found schedules go by: the same on any machine, so that the same program is made everywhere.
+    pub model: Model,
     /// Along its axis.
     pub ranks: usize,
     /// Where paths of files begin.
@@ -149,7 +215,7 @@ pub struct Asked<'a> {
 }
 
 /// Stages cost what their turns of the loops cost, all of them the same, and sending nothing.
-pub fn by_turns(turns: &[u64]) -> Costs {
+fn by_turns(turns: &[u64]) -> Costs {
     let cost = |t: &u64| {
         let t = *t as f64;
         StageCost { forward: t, input: t, weight: t, held: t, kept: t }
@@ -158,8 +224,8 @@ pub fn by_turns(turns: &[u64]) -> Costs {
 }
 
 impl Asked<'_> {
-    /// The table, checked, and the turns of each stage. `costs`: of stages with these turns.
-    pub fn table(&mut self, costs: &dyn Fn(&[u64]) -> Costs) -> Outcome<(Table, Vec<u64>)> {
+    /// The table, checked, and the turns of each stage.
+    pub fn table(&mut self) -> Outcome<(Table, Vec<u64>)> {
         let (p, m) = (self.pipeline, self.pipeline.microbatches as usize);
         if let Schedule::File(path) = &p.schedule {
             let table = self.file(path)?;
@@ -169,7 +235,7 @@ impl Asked<'_> {
         let given = p.stages.as_ref().map(Vec::len);
         let turns = self.turns(p.schedule.stages(self.ranks, p.turns as usize, given).unwrap_or(self.ranks))?;
         let none = |_: &str| Err("no file is meant".to_string());
-        match p.schedule.table(self.ranks, m, &costs(&turns), &none) {
+        match p.schedule.table(self.ranks, m, &self.model.stages(&turns), &none) {
             Ok(table) => Ok((table, turns)),
             Err(e) => Err(self.refused(&e)),
         }
@@ -186,13 +252,13 @@ impl Asked<'_> {
         with(d, self.sources)
     }
 
-    /// The turns of so many stages: as given, else as even as can be.
+    /// The turns of so many stages: as given, else such that the longest stage is as short as can be.
     fn turns(&self, stages: usize) -> Outcome<Vec<u64>> {
         let (turns, p) = (self.pipeline.turns as usize, self.pipeline);
         let have = match &p.stages {
             Some(given) if given.len() == stages => return Ok(given.clone()),
             None if turns >= stages => {
-                return Ok((0..stages).map(|s| (turns / stages + usize::from(s < turns % stages)) as u64).collect());
+                return Ok(self.model.balanced(stages));
             }
             Some(given) => format!("{} are listed", given.len()),
             None => format!("the loops have {turns} turns"),

@@ -19,7 +19,8 @@ pub struct Turns {
 }
 
 impl Turns {
-    fn of_scope(&self, g: &Graph, scope: ScopeId) -> Option<usize> {
+    /// What `stage` says of the turn that a scope belongs to.
+    pub fn of_scope(&self, g: &Graph, scope: ScopeId) -> Option<usize> {
         let mut at = Some(scope);
         while let Some(s) = at.and_then(|s| g.scopes.get(s.index())) {
             for (dim, turn) in &s.turns {

@@ -10,7 +10,7 @@
 //! - A stage is held by one rank, in DualPipe by two: each microbatch keeps to one copy of each stage, that whose rank
 //!   computes its `F`.
 //!
-//! Reading order: this file (tables), `kind.rs` (schedules by name), `family/` (generators), `auto/` (tables found from costs), `check.rs`, `costs.rs`,
+//! Reading order: this file (tables), `kind.rs` (schedules by name), `family/` (generators), `auto/` (tables found from costs), `check.rs`, `costs.rs`, `machine.rs`,
 //! `simulate.rs` (times and memory), `file.rs` (tables as text), `program/` (what ranks do and send),
 //! `certify.rs` (why they cannot wait for each other forever).
 
@@ -22,6 +22,7 @@ mod family;
 pub mod file;
 mod fill;
 mod kind;
+mod machine;
 mod problem;
 pub mod program;
 mod simulate;
@@ -29,6 +30,7 @@ mod simulate;
 pub use auto::cap;
 pub use costs::{Costs, StageCost};
 pub use kind::{Schedule, WITH_ARGUMENT, WORDS, fits};
+pub use machine::Machine;
 pub use problem::{Fault, Problem};
 pub use simulate::{Simulation, simulate};
 

@@ -197,6 +197,39 @@ fn a_run_in_stages_is_that_of_one_device() {
     assert!(output.is_ok_and(|o| o.status.success()));
 }
 
+/// A run in stages beside its schedule.
+#[test]
+fn a_schedule_is_compared_with_a_run_of_it() {
+    let folder = tiny();
+    let at = folder.path();
+    write(at, "deep.pta", DEEP);
+    succeeds(at, &["train", "deep.pta", "--plan", "stages", "--no-save", "--trace", "run.json"]);
+    let compare = ["schedule", "deep.pta", "--plan", "stages", "--compare", "run.json"];
+    let text = succeeds(at, &compare);
+    for words in
+        ["    0  F ", "    1  W ", "simulated from what actions took", "median of 3 steps", "measured / simulated"]
+    {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    let json = succeeds(at, &[&compare[..], &["--json"]].concat());
+    let json: serde_json::Value = serde_json::from_str(&json).expect("an object");
+    let makespan = |what: &str| json[what]["makespan"].as_f64().expect("a time");
+    assert!(makespan("measured") > 0.0 && makespan("simulated") > 0.0 && makespan("modelled") > 0.0);
+    // In the order of the table, one action after the other, none beyond the step.
+    for rank in json["ranks"].as_array().expect("ranks") {
+        let time = |a: &serde_json::Value, end: &str| a["measured"][end].as_f64().expect("a time");
+        let actions = rank["actions"].as_array().expect("actions");
+        assert_eq!(actions.len(), 6);
+        assert!(actions.windows(2).all(|w| time(&w[0], "end") <= time(&w[1], "start")), "{rank}");
+        assert!(actions.iter().all(|a| time(a, "end") <= makespan("measured") + 1e-9), "{rank}");
+    }
+    // A trace of another schedule, and none at all.
+    let text = fails(at, &[&compare[..], &["--mesh", "pp=1"]].concat(), 1, "E0902");
+    assert!(text.contains("no trace of this schedule"), "{text}");
+    write(at, "run.json", "{}");
+    fails(at, &compare, 1, "E0902");
+}
+
 #[test]
 fn an_axis_of_one_rank_is_noted_and_does_nothing() {
     let folder = folder();

@@ -116,11 +116,85 @@ fn pictures_pages_and_traces_hold_every_action() {
 #[test]
 fn stages_take_as_long_as_their_turns() {
     let folder = with(3, "pipeline depth by pp { schedule = gpipe, microbatches = 1 }");
-    let text = succeeds(folder.path(), &["schedule", "m.pta"]);
-    assert!(text.contains("makespan 24 turns"), "{text}");
+    let text = succeeds(folder.path(), &["schedule", "m.pta", "--turns"]);
+    assert!(text.contains("turns of the loop, by stage: 3 3 2\nmakespan 24 turns"), "{text}");
     let folder = with(3, "pipeline depth by pp { schedule = gpipe, microbatches = 2, stages = [1, 6, 1] }");
-    let text = succeeds(folder.path(), &["schedule", "m.pta"]);
-    assert!(text.contains("makespan 42 turns"), "{text}");
+    let text = succeeds(folder.path(), &["schedule", "m.pta", "--turns"]);
+    assert!(text.contains("turns of the loop, by stage: 1 6 1\nmakespan 42 turns"), "{text}");
+}
+
+/// A large table at both ends: looking up costs nothing, a head as much as several layers.
+#[test]
+fn cuts_are_even_in_modelled_time() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let at = folder.path();
+    let text = |vocab: usize| {
+        format!(
+            "use nn.{{Embedding, Linear}}
+use losses.{{cross_entropy}}
+dim batch = 8, seq = 64, vocab = {vocab}, embed = 256, mid = 4 * embed, depth = 12
+model M(tokens: int[batch, seq], targets: int[batch, seq]) {{
+    let wte = Embedding[vocab, embed]
+    let h = wte(tokens)
+    for i in depth {{
+        let up = Linear[embed, mid]
+        let down = Linear[mid, embed]
+        h = h + down(tanh(up(h)))
+    }}
+    loss mean[batch, seq](cross_entropy[vocab](dot[embed](h, wte.table), targets))
+}}
+plan p {{
+    mesh pp = 4
+    pipeline depth by pp {{ schedule = 1f1b, microbatches = 4 }}
+}}
+"
+        )
+    };
+    let cut = |vocab: usize| {
+        write(at, "m.pta", text(vocab));
+        let shown = succeeds(at, &["schedule", "m.pta", "--json", "--machine", "a100"]);
+        let shown: Value = serde_json::from_str(&shown).expect("an object");
+        assert!(shown["machine"] == "a100" && shown["unit"] == "s", "{shown}");
+        let turns = shown["turns"].as_array().expect("a list");
+        turns.iter().map(|t| t.as_u64().expect("a number")).collect::<Vec<_>>()
+    };
+    assert_eq!(cut(64), [3, 3, 3, 3]);
+    let heavy = cut(8192);
+    assert!(heavy[3] == 1 && heavy.iter().sum::<u64>() == 12 && heavy[0].abs_diff(heavy[2]) <= 1, "{heavy:?}");
+}
+
+/// What `calibrate` measures is a machine for `schedule`, and a file that is none is refused.
+#[test]
+fn times_are_those_of_a_machine() {
+    let folder = with(2, "pipeline depth by pp { schedule = 1f1b, microbatches = 4 }");
+    let at = folder.path();
+    let of = |machine: &str| {
+        let text = succeeds(at, &["schedule", "m.pta", "--json", "--machine", machine]);
+        serde_json::from_str::<Value>(&text).expect("an object")
+    };
+    succeeds(at, &["calibrate", "--ranks", "2", "--threads", "1", "-o", "here.json"]);
+    assert!(of("here.json")["machine"].as_str().is_some_and(|m| m.starts_with("this machine, 2 x 1")));
+    // Half the speed is twice the time.
+    let mut machine: Value =
+        serde_json::from_str(&std::fs::read_to_string(at.join("here.json")).expect("a file")).expect("an object");
+    (machine["latency"], machine["link"]) = (0.0.into(), 1e30.into());
+    let mut time = |speed: f64| {
+        for what in ["f64", "f32", "half", "memory"] {
+            machine[what] = (1e9 * speed).into();
+        }
+        write(at, "made.json", machine.to_string());
+        of("made.json")["makespan"].as_f64().expect("a time")
+    };
+    let (slow, fast) = (time(1.0), time(2.0));
+    assert!((slow / fast - 2.0).abs() < 1e-9, "{slow} {fast}");
+    for (what, words) in [("memory", "`memory` is 0"), ("speed", "unknown field `speed`")] {
+        let mut bad = machine.clone();
+        bad[what] = 0.0.into();
+        write(at, "bad.json", bad.to_string());
+        let text = fails(at, &["schedule", "m.pta", "--machine", "bad.json"], 1, "E0902");
+        assert!(text.contains(words), "{text}");
+    }
+    fails(at, &["schedule", "m.pta", "--machine", "none.json"], 1, "E0207");
 }
 
 #[test]

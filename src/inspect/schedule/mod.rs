@@ -1,5 +1,6 @@
-//! A pipeline's schedule in time: as text, JSON, a picture, a page and a trace.
+//! A pipeline's schedule in time: as text, JSON, a picture, a page and a trace; and beside a run of it.
 
+pub mod compare;
 mod html;
 mod svg;
 mod text;
@@ -17,6 +18,10 @@ pub struct Timeline {
     pub schedule: String,
     /// The mesh axis that carries the pipeline.
     pub axis: String,
+    /// Turns of the loops, by stage.
+    pub turns: Vec<u64>,
+    /// Whose seconds are counted.
+    pub machine: Option<String>,
     /// What times and memory are counted in.
     pub unit: &'static str,
     pub held: &'static str,
@@ -57,6 +62,9 @@ impl Timeline {
             "ranks": (0..self.table.ranks.len()).map(rank).collect::<Vec<_>>(),
             "makespan": number(self.simulation.makespan),
             "bubble_fraction": self.simulation.bubble_fraction(),
+            "unit": self.unit,
+            "machine": self.machine,
+            "turns": self.turns,
             "peak_activations": self.simulation.peak_activations,
             "certificate": self.certificate_json(),
         })

@@ -22,8 +22,18 @@ impl Timeline {
             None => self.lists(&mut out),
         }
         let s = &self.simulation;
-        let _ =
-            writeln!(out, "\nmakespan {} {}, bubble {:.2} %", time(s.makespan), self.unit, 100.0 * s.bubble_fraction());
+        if self.unit != "units" {
+            let all: Vec<String> = self.turns.iter().map(u64::to_string).collect();
+            let _ = write!(out, "\nturns of the loop, by stage: {}", all.join(" "));
+        }
+        let modelled = self.machine.as_ref().map_or(String::new(), |m| format!(", modelled for {m}"));
+        let _ = writeln!(
+            out,
+            "\nmakespan {} {}, bubble {:.2} %{modelled}",
+            time(s.makespan),
+            self.unit,
+            100.0 * s.bubble_fraction()
+        );
         let peaks = |all: &[usize]| {
             let same = all.windows(2).all(|w| w[0] == w[1]);
             if same && all.len() > 1 {

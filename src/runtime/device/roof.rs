@@ -23,7 +23,7 @@ const STREAMS: usize = 8;
 /// Operations on f32 and bytes read from memory, each a second, by all threads of a pool at once. 0 where it cannot be
 /// measured.
 pub fn measure(pool: &Pool) -> (f64, f64) {
-    (flops(pool), bytes(pool))
+    (flops(pool, DType::F32), bytes(pool))
 }
 
 /// The best of several tries at doing `round`, as amount a second.
@@ -38,7 +38,8 @@ fn best(amount: f64, mut round: impl FnMut()) -> f64 {
     amount / best.max(1e-9)
 }
 
-fn flops(pool: &Pool) -> f64 {
+/// Operations of products of this type a second.
+pub fn flops(pool: &Pool, dtype: DType) -> f64 {
     let n = SIZE as isize;
     let extent = |a, b, c| Extent { size: SIZE, a, b, c };
     // One product for each thread.
@@ -50,22 +51,28 @@ fn flops(pool: &Pool) -> f64 {
         n: extent(0, 1, 1),
         k: extent(1, n, 0),
         accumulate: false,
-        dtype: DType::F32,
-        out: DType::F32,
+        dtype,
+        out: dtype,
     };
-    let arrays = [(); 3].map(|()| vec![0f32; SIZE * SIZE * pool.threads()]);
+    let arrays = [(); 3].map(|()| vec![0u8; SIZE * SIZE * pool.threads() * dtype.bytes() + size_of::<Line>()]);
+    // Elements are aligned to their size.
     let [a, b, mut c] = arrays;
+    let start = |v: &Vec<u8>| v.as_ptr().align_offset(size_of::<Line>());
+    let [at_a, at_b, at_c] = [&a, &b, &c].map(start);
     let mut scratch = vec![0u64; SCRATCH * pool.threads() / 8];
     let work = 2.0 * (SIZE * SIZE * SIZE * pool.threads()) as f64;
     best(work, || {
         // SAFETY: the arrays hold as many elements as the extents reach.
-        let done =
-            unsafe { product.run(pool, a.as_ptr().cast(), b.as_ptr().cast(), c.as_mut_ptr().cast(), &mut scratch) };
+        let done = unsafe {
+            let (a, b, c) = (a.as_ptr().add(at_a), b.as_ptr().add(at_b), c.as_mut_ptr().add(at_c));
+            product.run(pool, a.cast(), b.cast(), c.cast(), &mut scratch)
+        };
         std::hint::black_box(done).ok();
     })
 }
 
-fn bytes(pool: &Pool) -> f64 {
+/// Bytes read from memory a second.
+pub fn bytes(pool: &Pool) -> f64 {
     let each = LINES.min(MOST_LINES / pool.threads()).max(STREAMS);
     // Large pages, as weights have them.
     let Some(arena) = Arena::new(each * pool.threads() * size_of::<Line>()) else { return 0.0 };
