@@ -90,7 +90,7 @@ impl Lowerer<'_, '_> {
         copies.push((from, to, op));
     }
 
-    fn slot_buffer(&mut self, place: Place, dtype: crate::types::DType, elements: usize) -> BufferId {
+    pub(super) fn slot_buffer(&mut self, place: Place, dtype: crate::types::DType, elements: usize) -> BufferId {
         let (path, category) = match place {
             Place::Param(i) => (self.module.program.params[i as usize].path.clone(), Category::Parameters),
             Place::State(i) => {

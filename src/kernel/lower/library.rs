@@ -4,7 +4,7 @@ use super::Lowerer;
 use super::emit::{Emitter, HERE};
 use crate::ir::*;
 use crate::kernel::{Index, LoopId, Pass, Statement};
-use crate::program::{Action, BufferId, Library, Step};
+use crate::program::{Action, BufferId, Library, Place, Step};
 use crate::types::{DType, MapOp};
 
 impl Lowerer<'_, '_> {
@@ -66,9 +66,13 @@ impl Lowerer<'_, '_> {
             _ => None,
         };
         if let Some(v) = add
-            && let Some(buffer) = self.canonical(v, &order).filter(|b| self.is_temporary(*b))
+            && let Some(buffer) = self.canonical(v, &order)
         {
-            self.take_over(buffer, results[0]);
+            match self.routine.buffer(buffer).place {
+                Place::Arena(_) => self.take_over(buffer, results[0]),
+                Place::Argument(_) => self.buffers[results[0].index()] = Some(buffer),
+                _ => {}
+            }
         }
         let out = self.buffer(results[0]);
         if let Some(v) = add {

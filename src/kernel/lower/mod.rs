@@ -1,6 +1,6 @@
 //! Lowering: a graph becomes the steps of one routine.
 //!
-//! In order: `bands` has wide values made some rows at a time; `prepare` cleans the graph; `recompute` has the backward pass compute again what need not be kept for it; `scatters` has sums added in place;
+//! In order: `bands` has wide values made some rows at a time; `prepare` cleans the graph; `recompute` has the backward pass compute again what need not be kept for it; `scatters` and `sums` have sums added in place;
 //! `assemble` has parts of stacks and concatenations written where they belong;
 //! `values` decides for each block which values have a place in memory and which
 //! are recomputed where they are used; `group` puts operations together into kernels; here the resulting nodes are put
@@ -30,6 +30,7 @@ mod repeat;
 mod reuse;
 mod scatters;
 mod strips;
+mod sums;
 mod values;
 mod waits;
 mod write;
@@ -145,6 +146,7 @@ pub(super) fn lower(module: &mut Module<'_>, name: &str, mut graph: Graph, optio
         scatters::add_in_place(&mut graph);
         assemble::assemble(&mut graph, options.assemble_from);
     }
+    let sums = if options.fuse { sums::take(&mut graph) } else { Vec::new() };
     let slots = module.slots(&graph);
     let n = graph.values.len();
     let mut param_orders: HashMap<Vec<DimId>, Vec<DimId>> = HashMap::new();
@@ -187,6 +189,7 @@ pub(super) fn lower(module: &mut Module<'_>, name: &str, mut graph: Graph, optio
         let v = low.graph.outputs[i].value;
         low.need[v.index()] = true;
     }
+    low.add_to_arguments(&sums);
     let mut steps = low.block(ENTRY);
     low.outputs(&mut steps);
     low.finish_products(&mut steps);

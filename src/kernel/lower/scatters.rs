@@ -1,4 +1,4 @@
-//! A scatter whose sums are added to a product, or to what a loop has summed, adds to it in place: of a table that is both an
+//! A scatter whose sums are added to a product, to what a loop has summed, or to an argument that it grows, adds to it in place: of a table that is both an
 //! embedding and a head, the gradients of its two uses are one array, of which the embedding's touches the rows that occur.
 //!
 //! Such a scatter has one operand more, which is what it adds to; nothing else reads that.
@@ -66,7 +66,18 @@ fn sum_of(graph: &Graph, id: OpId, uses: &[u32]) -> Option<(OpId, ValueId)> {
         let scatter = |id: &OpId| matches!(graph.op(*id).op, Op::Scatter { kind: ReduceKind::Sum, .. });
         maker(v).filter(scatter)
     };
-    let array = |v: ValueId| maker(v).is_some_and(|id| matches!(graph.op(id).op, Op::Dot { .. } | Op::Loop { .. }));
+    let grows = |s: StateId| {
+        let state = &graph.states[s.index()];
+        let becomes = |o: &Output| o.kind == OutputKind::State(s) && o.value == results[0];
+        state.kind == StateKind::Argument && state.dims == *dims && graph.outputs.iter().any(becomes)
+    };
+    let array = |v: ValueId| {
+        maker(v).is_some_and(|id| match graph.op(id).op {
+            Op::Dot { .. } | Op::Loop { .. } => true,
+            Op::State(s) => grows(s),
+            _ => false,
+        })
+    };
     let pairs = [(args[0], args[1]), (args[1], args[0])];
     let (scatter, to) = pairs.into_iter().find(|(s, to)| sum(*s).is_some() && array(*to) && whole(*s) && whole(*to))?;
     Some((sum(scatter)?, to))
