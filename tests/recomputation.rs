@@ -143,7 +143,7 @@ fn peaks_fall_as_more_is_computed_again() {
     for mesh in ["", "mesh dp = 2\nshard batch by dp\nzero 2 by dp\n", "mesh tp = 2\nshard heads, mlp by tp\n"] {
         let policies = ["none", "Attention", "full"];
         let found = policies.map(|p| needs(&format!("{mesh}recompute {p}")));
-        let peaks = found.each_ref().map(|n| n.report.peak_bytes);
+        let peaks = found.each_ref().map(|n| n.report().peak_bytes);
         assert!(peaks[0] > peaks[1] && peaks[1] > peaks[2], "{mesh}: {peaks:?}");
         let shares = found.each_ref().map(|n| n.again.as_ref().map_or(0.0, |a| a.share));
         assert!(shares[0] == 0.0 && shares[0] < shares[1] && shares[1] < shares[2], "{mesh}: {shares:?}");
@@ -155,14 +155,14 @@ fn peaks_fall_as_more_is_computed_again() {
 fn auto_fits_into_the_memory_that_it_is_given() {
     for mesh in ["", "mesh tp = 2\nshard heads, mlp by tp\nmicrobatches 2\n"] {
         let auto = |bytes: usize| needs(&format!("{mesh}recompute auto(memory = {} KiB)", bytes / 1024));
-        let [most, least] = ["none", "full"].map(|p| needs(&format!("{mesh}recompute {p}")).report.peak_bytes);
+        let [most, least] = ["none", "full"].map(|p| needs(&format!("{mesh}recompute {p}")).report().peak_bytes);
         assert!(auto(most + 1024).again.is_none());
         let mut last = 0.0;
         for k in [1, 4] {
             let limit = most - (most - least) * k / 5;
             let found = auto(limit);
             let share = found.again.as_ref().map_or(0.0, |a| a.share);
-            assert!(found.report.peak_bytes <= limit && found.short().is_none(), "{mesh}{limit}");
+            assert!(found.report().peak_bytes <= limit && found.short().is_none(), "{mesh}{limit}");
             assert!(share >= last && share > 0.0, "{mesh}{limit}: {share} after {last}");
             last = share;
         }
@@ -189,7 +189,7 @@ fn auto_changes_no_number() {
     for plan in ["microbatches 2", "mesh tp = 2\nshard heads, mlp, vocab by tp"] {
         let peak = |policy: &str| {
             let (world, options) = plans::planned(MODEL, &format!("{plan}\nrecompute {policy}"));
-            plans::sound(plan, needed(&Options { threads: 1, ..options }, &world)).report.peak_bytes
+            plans::sound(plan, needed(&Options { threads: 1, ..options }, &world)).report().peak_bytes
         };
         let middle = (peak("none") + peak("full")) / 2;
         same_numbers(plan, &[&format!("auto(memory = {} KiB)", middle.div_ceil(1024))]);

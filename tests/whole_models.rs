@@ -79,6 +79,13 @@ fn run(engine: &mut dyn Engine, recipe: &Recipe, steps: u64) -> Vec<Figure> {
     all
 }
 
+/// What temporaries are before the first run, so that what is touched can be found: a huge number of any type.
+const PAINT: u8 = 0xfe;
+
+fn painted(engine: &mut Compiled) {
+    engine.machine_mut().each(|exec| exec.paint(PAINT));
+}
+
 fn compare(case: &Case, what: &str, ours: &[Figure], theirs: &[Figure], bound: f64, norms: bool) {
     let losses = |f: &[Figure]| -> Vec<(String, f64)> {
         let kept = f.iter().filter(|f| f.is_loss() || norms && f.name == "grad_norm");
@@ -116,6 +123,7 @@ fn check(case: Case) {
         let peaks: Vec<usize> = program.routines.iter().map(|r| memory::report(&program, r, 0).peak_bytes).collect();
         let mut engine =
             Compiled::open(program, recipe, ExecOptions { threads: 2, ..ExecOptions::default() }).expect("an executor");
+        painted(&mut engine);
         let ours = run(&mut engine, recipe, case.steps);
         compare(&case, &precision.to_string(), &ours, &expected, bound, true);
         match &exact {
@@ -123,6 +131,8 @@ fn check(case: Case) {
             Some(exact) => compare(&case, &format!("{precision} near f64"), &ours, exact, loose, false),
         }
         let Machine::One(exec) = engine.into_machine() else { panic!("several ranks") };
+        let most = planned.iter().copied().max().expect("routines");
+        assert_eq!(exec.touched(PAINT), [most, 0], "{} {precision}: touched, against the plan", case.file);
         for (n, routine) in exec.program().routines.iter().enumerate() {
             assert_eq!(exec.high_water(n), planned[n], "{} {precision}: arena of `{}`", case.file, routine.name);
             assert_eq!(exec.scratch_bytes(), scratch_bytes(exec.program(), 2));
@@ -181,9 +191,12 @@ fn check_again(case: &Case) {
         let planned: Vec<usize> = program.routines.iter().map(|r| r.arena).collect();
         let exec = ExecOptions { threads: 2, ..ExecOptions::default() };
         let mut engine = Compiled::open(program, &g.recipe, exec).expect("an executor");
+        painted(&mut engine);
         let ours = run(&mut engine, &g.recipe, 1);
         compare(case, plan, &ours, &expected, 1e-4, true);
         let Machine::One(exec) = engine.into_machine() else { panic!("several ranks") };
+        let most = planned.iter().copied().max().expect("routines");
+        assert_eq!(exec.touched(PAINT), [most, 0], "{} {plan}: touched, against the plan", case.file);
         (0..planned.len()).for_each(|n| assert_eq!(exec.high_water(n), planned[n], "{} {plan}", case.file));
     }
 }

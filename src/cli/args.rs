@@ -220,14 +220,32 @@ pub struct MemoryArgs {
     #[command(flatten)]
     pub compile: CompileArgs,
     /// Report as JSON
-    #[arg(long)]
+    #[arg(long, group = "form")]
     pub json: bool,
-    /// Show all places of the source
+    /// One page with everything on it: memory over time, and what is there at the peak
+    #[arg(long, group = "form", conflicts_with_all = ["at", "timeline"])]
+    pub html: bool,
+    /// List what is alive at an instant: `peak`, a number of `--timeline`, or what runs, such as B0.3
+    #[arg(long, value_name = "INSTANT")]
+    pub at: Option<String>,
+    /// Show every instant of a step
+    #[arg(long)]
+    pub timeline: bool,
+    /// Of this rank; without it, of those that need most
+    #[arg(long, value_name = "N")]
+    pub rank: Option<usize>,
+    /// Of this routine (train, eval or init); without it, of the one that needs most
+    #[arg(long, value_name = "NAME")]
+    pub routine: Option<String>,
+    /// Show all places of the source, or all that is alive
     #[arg(long)]
     pub all: bool,
-    /// Fail if the program needs more, such as 24GiB
+    /// Fail if a rank needs more, such as 24GiB
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub limit: Option<u64>,
+    /// Write to a file
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]

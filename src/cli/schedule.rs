@@ -4,8 +4,8 @@ use super::args::ScheduleArgs;
 use super::output::Output;
 use super::{Code, OK};
 use crate::driver::schedule::{self, Clock};
-use crate::driver::{Findings, overwrite};
-use crate::source::Disk;
+use crate::driver::{Findings, Outcome, overwrite};
+use crate::source::{Disk, SourceMap};
 use std::path::Path;
 
 pub fn run(args: &ScheduleArgs, threads: usize, out: &mut Output) -> Code {
@@ -46,7 +46,7 @@ pub fn run(args: &ScheduleArgs, threads: usize, out: &mut Output) -> Code {
         t.text()
     };
     let to = args.output.as_deref().or(args.trace.as_ref().and_then(|f| f.as_deref()));
-    let written = to.map(|path| write(path, &text, &shown));
+    let written = to.map(|path| write(path, &text, &shown.findings.sources));
     match written {
         None => {
             out.text(&text);
@@ -57,7 +57,7 @@ pub fn run(args: &ScheduleArgs, threads: usize, out: &mut Output) -> Code {
     }
 }
 
-fn write(path: &Path, text: &str, shown: &schedule::Shown) -> crate::driver::findings::Outcome<()> {
-    overwrite::refuse(path, &shown.findings.sources, &[])?;
+pub fn write(path: &Path, text: &str, sources: &SourceMap) -> Outcome<()> {
+    overwrite::refuse(path, sources, &[])?;
     std::fs::write(path, text).map_err(|e| overwrite::unwritten(path, &e))
 }

@@ -3,11 +3,12 @@
 //! In: a [`Sharded`](crate::shard::Sharded) and the texts of the program. Out: plain values that print themselves; nothing is
 //! printed here. Invariant: the same program gives the same text. Reading order: `comm.rs` (the collectives of a step), `table.rs` (as
 //! text), `html.rs` (as a page), `why.rs` (one collective explained), `unasked.rs` (gathers that nobody asked for),
-//! `layouts.rs` (every value with its layout), `schedule/` (a pipeline in time).
+//! `layouts.rs` (every value with its layout), `schedule/` (a pipeline in time), `memory.rs` (memory over time).
 
 pub mod comm;
 mod html;
 pub mod layouts;
+pub mod memory;
 pub mod schedule;
 pub mod table;
 pub mod unasked;

@@ -25,7 +25,14 @@ impl Module<'_> {
             module.program.routines.push(routine);
             module.program.routines.len() as u32 - 1
         };
-        let functions: Vec<u32> = p.functions.iter().map(|f| function(self, f)).collect();
+        let mut called = vec![false; p.functions.len()];
+        for item in p.ranks.iter().flatten() {
+            if let Item::Call { function, .. } = item {
+                called[*function] = true;
+            }
+        }
+        let functions: Vec<Option<u32>> =
+            p.functions.iter().zip(called).map(|(f, called)| called.then(|| function(self, f))).collect();
         let slots = self.slots(&p.graph);
         let held = |homes: u128| -> Vec<u32> { members(homes).map(|r| r as u32).collect() };
         for (slot, homes) in slots.params.iter().zip(&p.params) {
@@ -37,8 +44,9 @@ impl Module<'_> {
             }
         }
         let first = self.program.routines.len();
+        let purposes = lower::purpose::purposes(&p.graph);
         for rank in 0..p.ranks.len() {
-            let routine = Caller::new(self, p, &functions, rank).routine(name);
+            let routine = Caller::new(self, p, &purposes, &functions, rank).routine(name);
             self.program.routines.push(Routine { inputs: slots.inputs.clone(), ..routine });
         }
         let variants: Vec<u32> = (first..self.program.routines.len()).map(|r| r as u32).collect();
@@ -93,16 +101,24 @@ fn join(on: &mut Vec<u32>, more: Vec<u32>) {
 struct Caller<'m, 's, 'p> {
     module: &'m mut Module<'s>,
     p: &'p Pipelined,
-    /// By function: the number of its routine.
-    functions: &'p [u32],
+    /// Of the values of the step.
+    purposes: &'p [Category],
+    /// By function: the number of its routine, if it is called.
+    functions: &'p [Option<u32>],
     rank: usize,
     routine: Routine,
     buffers: IndexMap<Key, BufferId>,
 }
 
 impl<'m, 's, 'p> Caller<'m, 's, 'p> {
-    fn new(module: &'m mut Module<'s>, p: &'p Pipelined, functions: &'p [u32], rank: usize) -> Self {
-        Caller { module, p, functions, rank, routine: Routine::default(), buffers: IndexMap::new() }
+    fn new(
+        module: &'m mut Module<'s>,
+        p: &'p Pipelined,
+        purposes: &'p [Category],
+        functions: &'p [Option<u32>],
+        rank: usize,
+    ) -> Self {
+        Caller { module, p, purposes, functions, rank, routine: Routine::default(), buffers: IndexMap::new() }
     }
 
     fn routine(mut self, name: &str) -> Routine {
@@ -113,7 +129,7 @@ impl<'m, 's, 'p> Caller<'m, 's, 'p> {
         }
         for (number, vars) in &self.p.outputs {
             let o = &self.p.graph.outputs[*number];
-            let buffer = self.buffer(vars[self.rank], 0, Category::Activations);
+            let buffer = self.buffer(vars[self.rank], 0);
             let dims = self.p.graph.value(o.value).dims.clone();
             let kind = match o.kind {
                 OutputKind::Loss => program::OutputKind::Loss,
@@ -131,7 +147,26 @@ impl<'m, 's, 'p> Caller<'m, 's, 'p> {
                 source,
             });
         }
+        self.find_staging();
         self.routine
+    }
+
+    /// What is only sent, or taken for a single call, waits to be exchanged, whatever it is for.
+    fn find_staging(&mut self) {
+        let n = self.routine.buffers.len();
+        let (mut crosses, mut calls) = (vec![false; n], vec![0; n]);
+        for step in &self.routine.steps {
+            match &step.action {
+                Action::Send(t) | Action::Receive(t) => crosses[t.buffer.index()] = true,
+                Action::Call(c) => c.args.iter().for_each(|a| calls[a.buffer.index()] += 1),
+                _ => {}
+            }
+        }
+        for (k, buffer) in self.routine.buffers.iter_mut().enumerate() {
+            if crosses[k] && calls[k] <= 1 {
+                buffer.category = Category::Staging;
+            }
+        }
     }
 
     fn action(&mut self, item: &Item) -> (Action, String) {
@@ -142,40 +177,38 @@ impl<'m, 's, 'p> Caller<'m, 's, 'p> {
                 // As large as the callee's arena, once that is planned.
                 let workspace = self.add(Place::Arena(usize::MAX), DType::I32, 0, "workspace", Category::Workspace);
                 let label = if f.name.contains('.') { f.name.clone() } else { format!("{}.{microbatch}", f.name) };
-                (Action::Call(Call { routine: self.functions[function], args, workspace }), label)
+                let routine = self.functions[function].expect("lowered, for it is called");
+                (Action::Call(Call { routine, args, workspace }), label)
             }
             Item::Send { var, microbatch, to, number } => {
-                let buffer = self.buffer(var, microbatch, Category::Activations);
+                let buffer = self.buffer(var, microbatch);
                 (Action::Send(transfer(to, buffer, number)), "send".into())
             }
             Item::Receive { var, microbatch, from, number } => {
-                let buffer = self.buffer(var, microbatch, Category::Staging);
+                let buffer = self.buffer(var, microbatch);
                 (Action::Receive(transfer(from, buffer, number)), "receive".into())
             }
             Item::Sent { var, microbatch, to, number } => {
-                let buffer = self.buffer(var, microbatch, Category::Activations);
+                let buffer = self.buffer(var, microbatch);
                 (Action::Sent(transfer(to, buffer, number)), "send".into())
             }
         }
     }
 
     fn arg(&mut self, a: &Arg, microbatch: usize) -> program::Arg {
-        let category = match a.var {
-            Var::Sum(_) => Category::Gradients,
-            _ => Category::Activations,
-        };
         let access = match (a.reads, a.writes) {
             (true, true) => Access::ReadWrite,
             (false, true) => Access::Write,
             _ => Access::Read,
         };
-        program::Arg { buffer: self.buffer(a.var, microbatch, category), access }
+        program::Arg { buffer: self.buffer(a.var, microbatch), access }
     }
 
     /// Where a variable lies.
-    fn buffer(&mut self, var: Var, microbatch: usize, category: Category) -> BufferId {
+    fn buffer(&mut self, var: Var, microbatch: usize) -> BufferId {
         let each = matches!(var, Var::Microbatch | Var::Each(_));
         let key = (var, if each { microbatch } else { 0 });
+        let of = each.then_some(microbatch as u32);
         if let Some(known) = self.buffers.get(&key) {
             return *known;
         }
@@ -183,6 +216,7 @@ impl<'m, 's, 'p> Caller<'m, 's, 'p> {
             Var::Microbatch => {
                 let at = self.module.constant((microbatch as i32).to_ne_bytes().to_vec());
                 let made = self.add(Place::Constant(at), DType::I32, 1, "microbatch", Category::Data);
+                self.routine.buffers[made.index()].microbatch = of;
                 self.buffers.insert(key, made);
                 return made;
             }
@@ -192,20 +226,35 @@ impl<'m, 's, 'p> Caller<'m, 's, 'p> {
         let value = self.p.graph.value(like);
         let dtype = value.dtype;
         let elements = self.p.graph.elements(&value.dims);
-        let name = value.name.clone().unwrap_or_else(|| "value".into());
-        let source = match value.def {
-            ir::Def::Op(op, _) if op.index() < self.p.graph.ops.len() => self.module.source_of(&self.p.graph, op),
-            _ => SourceId(0),
+        // A sum comes from what is added.
+        let maker = match var {
+            Var::Sum(k) => self.p.grown[k].unwrap_or(like),
+            _ => like,
         };
-        let made = self.add(Place::Arena(usize::MAX), dtype, elements, &name, category);
-        self.routine.buffers[made.index()].source = source;
+        let maker = self.p.graph.value(maker);
+        let (word, source) = match maker.def {
+            ir::Def::Op(op, _) => (lower::op_word(&self.p.graph.op(op).op), self.module.source_of(&self.p.graph, op)),
+            ir::Def::BlockParam(_) => ("sum", SourceId(0)),
+        };
+        let name = maker.name.clone().unwrap_or_else(|| word.to_string());
+        let made = self.add(Place::Arena(usize::MAX), dtype, elements, &name, self.purposes[like.index()]);
+        let buffer = &mut self.routine.buffers[made.index()];
+        (buffer.source, buffer.microbatch) = (source, of);
         self.buffers.insert(key, made);
         made
     }
 
     fn add(&mut self, place: Place, dtype: DType, elements: usize, name: &str, category: Category) -> BufferId {
         let source = SourceId(0);
-        self.routine.buffers.push(Buffer { place, dtype, elements, name: name.to_string(), category, source });
+        self.routine.buffers.push(Buffer {
+            place,
+            dtype,
+            elements,
+            name: name.to_string(),
+            category,
+            microbatch: None,
+            source,
+        });
         BufferId(self.routine.buffers.len() as u32 - 1)
     }
 }

@@ -4,16 +4,18 @@
 //! arena; and a [`Report`] of what the peak consists of.
 //!
 //! Invariants: buffers whose lifetimes meet do not share a byte; offsets are multiples of `program::ALIGN`; the arena ends
-//! where its highest buffer ends. Reading order: `lifetimes`, `offsets`, `report`.
+//! where its highest buffer ends. Reading order: `lifetimes`, `offsets`, `moments`, `report`.
 
 mod lifetimes;
+mod moments;
 mod offload;
 mod offsets;
 mod report;
 
 pub use lifetimes::{Lifetime, lifetimes};
+pub use moments::{Alive, Bytes, Lives, Moment};
 pub use offload::{Offload, offload};
-pub use report::{Entry, Instant, Report, report};
+pub use report::{Entry, Instant, Living, Report, living, moments, persistent, report};
 
 use crate::program::{Action, Place, Program, Routine};
 

@@ -4,7 +4,7 @@
 //! through an array, and takes them out when memory is short.
 
 use super::lifetimes;
-use crate::program::{Category, Place, Program, Role, Routine};
+use crate::program::{Action, Category, Place, Program, Role, Routine, Step};
 
 /// What is to lie in files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -25,8 +25,28 @@ pub fn offload(program: &mut Program, step: &str, what: Offload) {
     for s in program.states.iter_mut().filter(|s| what.optimizer && s.role == Role::Optimizer) {
         s.host = s.bytes() >= LEAST;
     }
-    for r in program.routines.iter_mut().filter(|r| what.activations && r.name == step) {
-        activations(r);
+    let variants = program.routines.iter().find(|r| r.name == step).map_or_else(Vec::new, |r| r.variants.clone());
+    for (n, r) in program.routines.iter_mut().enumerate().filter(|_| what.activations) {
+        if variants.contains(&(n as u32)) {
+            between_calls(r);
+        } else if r.name == step {
+            activations(r);
+        }
+    }
+}
+
+/// Of a step in stages: what waits from the forward pass of a microbatch to its backward pass, while others are worked on.
+fn between_calls(routine: &mut Routine) {
+    let lives = lifetimes(routine);
+    let is_call = |step: &Step| matches!(step.action, Action::Call(_));
+    let calls: Vec<usize> = (0..routine.steps.len()).filter(|k| is_call(&routine.steps[*k])).collect();
+    for (buffer, life) in routine.buffers.iter_mut().zip(&lives) {
+        let Some(life) = life else { continue };
+        let waits = calls.iter().any(|k| life.first < *k && *k < life.last);
+        let made = buffer.category == Category::Activations && buffer.microbatch.is_some();
+        if made && waits && matches!(buffer.place, Place::Arena(_)) && buffer.bytes() >= LEAST {
+            buffer.place = Place::Host(usize::MAX);
+        }
     }
 }
 

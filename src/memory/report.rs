@@ -1,7 +1,7 @@
 //! What the peak consists of: by category and by place in the source, to the byte.
 
-use super::lifetimes;
-use crate::program::{Action, Category, Place, Program, Role, Routine, Step};
+use super::moments::{Alive, Bytes, Lives, Moment};
+use crate::program::{ALIGN, Category, Program, Role, Routine, Slot, SourceId};
 use indexmap::IndexMap;
 use serde::Serialize;
 
@@ -21,14 +21,16 @@ pub struct Report {
 /// The step at which most of the arena is in use.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Instant {
-    /// The routine.
+    /// `train`, `eval` or `init`.
+    pub routine: String,
+    /// The same; in a step in stages the function of a stage.
     pub action: String,
-    pub microbatch: usize,
+    pub microbatch: u32,
     /// What the step computes.
     pub value: String,
 }
 
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize)]
 pub struct Entry {
     /// Empty where the bytes have no place in the source.
     pub file: String,
@@ -39,101 +41,106 @@ pub struct Entry {
     pub bytes: usize,
 }
 
+impl Entry {
+    /// `gpt.pta:12:5`; empty where it has no place.
+    pub fn place(&self) -> String {
+        if self.file.is_empty() { String::new() } else { format!("{}:{}:{}", self.file, self.line, self.column) }
+    }
+}
+
+/// An array that is alive at some instant.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Living {
+    #[serde(flatten)]
+    pub entry: Entry,
+    /// The instance of the layer that makes it, as `block.3.attention`; may be empty.
+    pub layer: String,
+    /// Where there is one for each.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub microbatch: Option<u32>,
+}
+
 /// The peak of a planned routine with all that is persistent on ranks of a stage; without a pipeline, of stage 0.
 pub fn report(program: &Program, routine: &Routine, stage: usize) -> Report {
-    let lives = lifetimes(routine);
-    let arena = |i: &usize| matches!(routine.buffers[*i].place, Place::Arena(_));
-    let temporaries: Vec<usize> = (0..routine.buffers.len()).filter(arena).collect();
-    let last = lives.iter().flatten().map(|l| l.last).max().unwrap_or(0);
-    // Bytes in use at each step, by differences.
-    let mut change = vec![0isize; last + 2];
-    for i in &temporaries {
-        if let Some(life) = lives[*i] {
-            let bytes = routine.buffers[*i].bytes() as isize;
-            change[life.first] += bytes;
-            change[life.last + 1] -= bytes;
-        }
-    }
-    let mut used = 0;
-    let (mut peak, mut at) = (0, 0);
-    for (step, difference) in change.iter().enumerate() {
-        used += difference;
-        if used > peak {
-            (peak, at) = (used, step);
-        }
-    }
-
-    let mut entries: IndexMap<(String, u32, u32, String, Category), usize> = IndexMap::new();
-    let mut add = |source: crate::program::SourceId, value: &str, category: Category, bytes: usize| {
-        let s = &program.sources[source.0 as usize];
-        *entries.entry((s.file.clone(), s.line, s.column, value.to_string(), category)).or_insert(0) += bytes;
-    };
-    let mut gaps = 0;
-    for slot in program.params.iter().chain(&program.states).chain(&program.inputs) {
-        let category = match slot.role {
-            Role::Param => Category::Parameters,
-            Role::Optimizer => Category::OptimizerState,
-            Role::Model | Role::Average | Role::Scaling | Role::Cache => Category::State,
-            Role::Input => Category::Data,
-        };
-        if slot.host || !slot.is_at(stage) {
-            continue;
-        }
-        add(slot.source, &slot.path, category, slot.bytes());
-        gaps += slot.reserved() - slot.bytes();
-    }
-    let nowhere = crate::program::SourceId(0);
-    add(nowhere, "constants", Category::Data, program.constants.len());
-    let mut in_use = 0;
-    for i in &temporaries {
-        let buffer = &routine.buffers[*i];
-        if lives[*i].is_some_and(|l| l.first <= at && at <= l.last) {
-            in_use += buffer.bytes();
-            add(buffer.source, &buffer.name, buffer.category, buffer.bytes());
-        }
-    }
-    gaps += routine.arena - in_use;
-    add(nowhere, "gaps between buffers", Category::Workspace, gaps);
-    entries.retain(|_, bytes| *bytes > 0);
-
+    let lives = Lives::new(program, routine);
+    let peak = lives.peak();
+    let living = living(&lives, peak.as_ref().map_or(0, |m| m.number), stage);
     let mut by_category: IndexMap<&'static str, usize> = Category::ALL.iter().map(|c| (c.name(), 0)).collect();
-    let mut by_source: Vec<Entry> = Vec::with_capacity(entries.len());
-    for ((file, line, column, value, category), bytes) in entries {
-        by_category[category.name()] += bytes;
-        by_source.push(Entry { file, line, column, value, category: category.name(), bytes });
+    let mut entries: IndexMap<Entry, usize> = IndexMap::new();
+    for Living { entry, .. } in living {
+        by_category[entry.category] += entry.bytes;
+        let bytes = entry.bytes;
+        *entries.entry(Entry { bytes: 0, ..entry }).or_insert(0) += bytes;
     }
+    let mut by_source: Vec<Entry> = entries.into_iter().map(|(e, bytes)| Entry { bytes, ..e }).collect();
     by_source.sort_by_key(|e| std::cmp::Reverse(e.bytes));
-    let value = label(&routine.steps, at).unwrap_or_default();
+    let peak_at = peak
+        .map_or_else(|| (routine.name.clone(), 0, String::new()), |m| (m.action, m.microbatch.unwrap_or(0), m.value));
+    let (action, microbatch, value) = peak_at;
+    let peak_at = Instant { routine: routine.entry().to_string(), action, microbatch, value };
     Report {
         peak_bytes: program.persistent_bytes(stage) + routine.arena,
-        offloaded_bytes: program.host_bytes(routine),
-        peak_at: Instant { action: routine.name.clone(), microbatch: 0, value },
+        offloaded_bytes: program.offloaded_bytes(stage),
+        peak_at,
         by_category,
         by_source,
     }
 }
 
-/// The label of the step with a number of `lifetimes`.
-fn label(steps: &[Step], number: usize) -> Option<String> {
-    fn count(steps: &[Step]) -> usize {
-        steps
-            .iter()
-            .map(|s| match &s.action {
-                Action::Loop(l) => count(&l.body) + l.moves.len() + 2,
-                _ => 1,
-            })
-            .sum()
+/// All that a rank of a stage has at an instant of a routine, the gaps between it included: the persistent arrays first, then
+/// temporaries. Sums to what the rank takes.
+pub fn living(lives: &Lives<'_>, number: usize, stage: usize) -> Vec<Living> {
+    let (program, routine) = (lives.program(), lives.routine());
+    let one = |source: SourceId, value: &str, category: Category, bytes: usize, microbatch: Option<u32>| {
+        let s = &program.sources[source.0 as usize];
+        let (file, value, layer) = (s.file.clone(), value.to_string(), s.scope.clone());
+        let entry = Entry { file, line: s.line, column: s.column, value, category: category.name(), bytes };
+        Living { entry, layer, microbatch }
+    };
+    let mut out = Vec::new();
+    let mut gaps = 0;
+    for slot in held(program, stage) {
+        out.push(one(slot.source, &slot.path, category(slot), slot.bytes(), None));
+        gaps += slot.reserved() - slot.bytes();
     }
-    let mut now = 0;
-    for step in steps {
-        let size = count(std::slice::from_ref(step));
-        if number < now + size {
-            return match &step.action {
-                Action::Loop(l) if number > now => label(&l.body, number - now - 1).or(Some(step.label.clone())),
-                _ => Some(step.label.clone()),
-            };
-        }
-        now += size;
+    let nowhere = SourceId(0);
+    out.push(one(nowhere, "constants", Category::Data, program.constants.len(), None));
+    out.push(one(nowhere, "step and coordinates", Category::Data, program.cells_bytes(), None));
+    gaps += program.constants.len().next_multiple_of(ALIGN) - program.constants.len();
+    let mut in_use = 0;
+    for Alive { buffer, microbatch } in lives.alive(number) {
+        in_use += buffer.bytes();
+        out.push(one(buffer.source, &buffer.name, buffer.category, buffer.bytes(), microbatch));
     }
-    None
+    gaps += routine.arena - in_use;
+    out.push(one(nowhere, "gaps between buffers", Category::Workspace, gaps, None));
+    out.retain(|l| l.entry.bytes > 0);
+    out
+}
+
+/// What ranks of a stage have in memory between runs, by category and in bytes, and what lies between.
+pub fn persistent(program: &Program, stage: usize) -> Bytes {
+    let mut out = Bytes::default();
+    held(program, stage).for_each(|s| out[category(s) as usize] += s.bytes());
+    out[Category::Data as usize] += program.constants.len() + program.cells_bytes();
+    out[Category::Workspace as usize] += program.persistent_bytes(stage) - out.iter().sum::<usize>();
+    out
+}
+
+/// The instants of a routine.
+pub fn moments(program: &Program, routine: &Routine) -> Vec<Moment> {
+    Lives::new(program, routine).moments()
+}
+
+fn held(program: &Program, stage: usize) -> impl Iterator<Item = &Slot> {
+    program.slots().filter(move |s| !s.host && s.is_at(stage))
+}
+
+fn category(slot: &Slot) -> Category {
+    match slot.role {
+        Role::Param => Category::Parameters,
+        Role::Optimizer => Category::OptimizerState,
+        Role::Model | Role::Average | Role::Scaling | Role::Cache => Category::State,
+        Role::Input => Category::Data,
+    }
 }

@@ -25,6 +25,8 @@ pub struct Pipelined {
     pub outputs: Vec<(usize, Vec<Var>)>,
     /// The sums' totals, for their types.
     pub sums: Vec<ValueId>,
+    /// By sum: the first value that is added, for where it comes from.
+    pub grown: Vec<Option<ValueId>>,
 }
 impl Pipelined {
     /// The ranks that hold parameters and states.
@@ -388,6 +390,7 @@ impl Cutter<'_> {
             .filter(|k| is_value(&g.outputs[*k]))
             .map(|k| (k, (0..ranks).map(|r| self.var_behind(g.outputs[k].value, r, &behind)).collect()))
             .collect();
+        let grown = self.s.growth.iter().map(|g| g.shares.first()?.values.first().copied()).collect();
         let Held { mut params, mut states, .. } = held;
         // Of what this step does not touch it says nothing.
         let (mut param, mut state) = (vec![false; params.len()], vec![false; states.len()]);
@@ -396,7 +399,7 @@ impl Cutter<'_> {
         }
         params.iter_mut().zip(param).for_each(|(homes, there)| *homes *= Homes::from(there));
         states.iter_mut().zip(state).for_each(|(homes, there)| *homes *= Homes::from(there));
-        Ok(Pipelined { functions, ranks: lists, params, states, inputs, outputs, sums, graph: self.s.flat.g })
+        Ok(Pipelined { functions, ranks: lists, params, states, inputs, outputs, sums, grown, graph: self.s.flat.g })
     }
 
     /// Computes what functions of a rank need once, and what sums begin with.

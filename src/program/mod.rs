@@ -60,7 +60,7 @@ pub struct Program {
 }
 
 /// Version of the format written by this build.
-pub const VERSION: u32 = 12;
+pub const VERSION: u32 = 13;
 
 /// A file by the path under which the settings name it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -172,14 +172,42 @@ impl Program {
         self.routines[routine].variants.get(stage).map_or(routine, |v| *v as usize)
     }
 
-    /// Bytes of everything but arenas and files on ranks of a stage: slots and constants.
-    pub fn persistent_bytes(&self, stage: usize) -> usize {
-        self.slots().filter(|s| !s.host && s.is_at(stage)).map(Slot::reserved).sum::<usize>() + self.constants.len()
+    /// The routines that ranks of a stage may be asked for, as they run them, by number: not those that others call, nor variants of
+    /// other stages.
+    pub fn routines_at(&self, stage: usize) -> Vec<usize> {
+        let mut entries = vec![true; self.routines.len()];
+        for r in &self.routines {
+            r.called().for_each(|c| entries[c as usize] = false);
+            r.variants.iter().skip(1).for_each(|v| entries[*v as usize] = false);
+        }
+        (0..entries.len()).filter(|r| entries[*r]).map(|r| self.variant(r, stage)).collect()
     }
 
-    /// Bytes of files while a routine runs.
-    pub fn host_bytes(&self, routine: &Routine) -> usize {
-        self.slots().filter(|s| s.host).map(Slot::reserved).sum::<usize>() + routine.host
+    /// Bytes of the arena on ranks of a stage, which all routines share.
+    pub fn arena_bytes(&self, stage: usize) -> usize {
+        self.routines_at(stage).iter().map(|r| self.routines[*r].arena).max().unwrap_or(0)
+    }
+
+    /// Bytes of everything but arenas and files on ranks of a stage: slots, constants and cells.
+    pub fn persistent_bytes(&self, stage: usize) -> usize {
+        let slots = self.slots().filter(|s| !s.host && s.is_at(stage)).map(Slot::reserved).sum::<usize>();
+        slots + self.constants.len().next_multiple_of(ALIGN) + self.cells_bytes()
+    }
+
+    /// Bytes of the cells that the runtime writes: step, position, and where the rank is along each atom; a cache line each.
+    pub fn cells_bytes(&self) -> usize {
+        (2 + self.mesh.atoms().count()) * ALIGN
+    }
+
+    /// Bytes of the file of temporaries on ranks of a stage, which all routines share.
+    pub fn host_bytes(&self, stage: usize) -> usize {
+        self.routines_at(stage).iter().map(|r| self.routines[*r].host).max().unwrap_or(0)
+    }
+
+    /// Bytes of all files on ranks of a stage.
+    pub fn offloaded_bytes(&self, stage: usize) -> usize {
+        let slots = self.slots().filter(|s| s.host && s.is_at(stage)).map(Slot::reserved).sum::<usize>();
+        slots + self.host_bytes(stage)
     }
 
     /// All persistent arrays.
@@ -245,6 +273,20 @@ impl Routine {
     pub fn buffer(&self, id: BufferId) -> &Buffer {
         &self.buffers[id.index()]
     }
+
+    /// What the caller asks for when this runs: variants are called `train.1`.
+    pub fn entry(&self) -> &str {
+        self.name.split('.').next().unwrap_or_default()
+    }
+
+    /// The routines that it calls, by number; each as often as it does.
+    pub fn called(&self) -> impl Iterator<Item = u32> {
+        let call = |s: &Step| match &s.action {
+            Action::Call(c) => Some(c.routine),
+            _ => None,
+        };
+        self.steps.iter().filter_map(call)
+    }
 }
 
 /// Index into [`Routine::buffers`].
@@ -272,6 +314,8 @@ pub struct Buffer {
     /// A name from the source or of the operation, for reports.
     pub name: String,
     pub category: Category,
+    /// What it holds is of this microbatch of a step in stages.
+    pub microbatch: Option<u32>,
     pub source: SourceId,
 }
 

@@ -16,7 +16,7 @@ fn of(source: &str, plan: &str) -> Needed {
 }
 
 fn bytes(n: &Needed, category: &str) -> usize {
-    n.report.by_category[category]
+    n.report().by_category[category]
 }
 
 /// Parameters in f32, two moments, gradients that wait for all microbatches: 4 + 8 + 4 bytes for each parameter, of which
@@ -140,7 +140,7 @@ fn ranks_take_what_was_said() {
     let init = pipeline::ALL.iter().position(|n| *n == pipeline::INIT).expect("a routine");
     let ranks = engine.machine_mut().each(|exec| {
         assert_eq!(exec.high_water(init), arenas[init]);
-        assert_eq!(exec.persistent_bytes() + arenas.iter().max().expect("routines"), said.report.peak_bytes);
+        assert_eq!(exec.persistent_bytes() + arenas.iter().max().expect("routines"), said.report().peak_bytes);
         assert_eq!(exec.scratch_bytes(), said.scratch_bytes);
     });
     assert_eq!(ranks.len(), 6);

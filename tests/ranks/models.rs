@@ -39,7 +39,7 @@ pub(super) fn joined(program: Arc<Program>, behind: Option<bool>) -> Ranks {
     let mut ranks = Ranks::new(program, RankOptions { exec, behind, limit: Duration::from_secs(30) }).expect("ranks");
     let seed = RunArgs { seed: 5, ..RunArgs::default() };
     let init = ranks.routine("init").expect("initial values");
-    ranks.run(init, seed).unwrap_or_else(|e| panic!("{e}"));
+    support::measured_run(&mut ranks, init, seed).unwrap_or_else(|e| panic!("{e}"));
     ranks
 }
 
@@ -76,7 +76,8 @@ fn compare(source: &str, plan: &str, precision: DType, vocabulary: usize, tolera
     for step in 0..3 {
         for ranks in [&mut one, &mut many] {
             feed(ranks, step, vocabulary);
-            ranks.run(0, RunArgs { seed: 5, step, position: 0 }).unwrap_or_else(|e| panic!("{plan}: {e}"));
+            let args = RunArgs { seed: 5, step, position: 0 };
+            support::measured_run(ranks, 0, args).unwrap_or_else(|e| panic!("{plan}: {e}"));
         }
         let outputs = one.program().routines[0].outputs.len();
         for n in 0..outputs {

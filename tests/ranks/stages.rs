@@ -41,7 +41,8 @@ fn compare_programs(programs: [Arc<Program>; 2], plan: &str, vocabulary: usize, 
         let values = both.each_mut().map(|ranks| {
             feed(ranks, step, vocabulary);
             let train = ranks.routine("train").expect("a step");
-            ranks.run(train, RunArgs { seed: 5, step, position: 0 }).unwrap_or_else(|e| panic!("{plan}: {e}"));
+            let args = RunArgs { seed: 5, step, position: 0 };
+            support::measured_run(ranks, train, args).unwrap_or_else(|e| panic!("{plan}: {e}"));
             let program = ranks.program().clone();
             let routine = &program.routines[train];
             let value = |n: usize| {

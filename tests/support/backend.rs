@@ -46,8 +46,11 @@ pub fn executor(program: &Arc<Program>, env: &Env, options: ExecOptions) -> Exec
 
 /// Runs the only routine; results in the order of the graph's outputs.
 pub fn run(exec: &mut Executor, graph: &Graph, env: &Env) -> Result<Vec<Tensor>, RuntimeError> {
+    // A huge number of any type; what is touched is found by looking.
+    exec.paint(0xfe);
     exec.run(0, RunArgs { seed: env.seed, step: env.step, position: env.position })?;
-    assert_eq!(exec.high_water(0), exec.program().routines[0].arena, "high-water mark against the plan");
+    let planned = exec.program().routines[0].arena;
+    assert_eq!((exec.high_water(0), exec.touched(0xfe)[0]), (planned, planned), "high-water marks against the plan");
     let program = exec.program().clone();
     let mut values = 0..;
     Ok(graph

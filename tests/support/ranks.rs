@@ -10,6 +10,7 @@ use partita::interp::{self, Env, Tensor};
 use partita::ir::{Graph, OutputKind, parse, verify};
 use partita::kernel::Options;
 use partita::mesh::{Cut, Mesh, cut};
+use partita::runtime::RuntimeError;
 use partita::runtime::exec::{Array, RankOptions, Ranks, RunArgs};
 use partita::types::DType;
 use std::sync::Arc;
@@ -103,6 +104,31 @@ pub fn results(ranks: &Ranks, graph: &Graph) -> Vec<Vec<Tensor>> {
     (0..ranks.ranks()).map(of_rank).collect()
 }
 
+/// What temporaries are before a run that is measured: numbers that no result has, and that none survives which reads them.
+pub const PAINT: [u8; 2] = [0xfe, 0x5b];
+
+/// Runs a routine over painted temporaries: what a rank has touched then is what was planned for it, to the byte. In `PAINT` by the
+/// parity of the step.
+pub fn measured_run(ranks: &mut Ranks, routine: usize, args: RunArgs) -> Result<(), RuntimeError> {
+    let byte = PAINT[args.step as usize % 2];
+    (0..ranks.ranks()).for_each(|rank| ranks.executor(rank).paint(byte));
+    ranks.run(routine, args)?;
+    let program = ranks.program().clone();
+    for rank in 0..ranks.ranks() {
+        let (exec, stage) = (ranks.executor(rank), program.stage(rank));
+        let own = &program.routines[program.variant(routine, stage)];
+        assert_eq!(
+            exec.touched(byte),
+            [own.arena, own.host],
+            "rank {rank}: touched by `{}`, against the plan",
+            own.name
+        );
+        assert_eq!(exec.high_water(routine), own.arena, "rank {rank}: high-water mark of `{}`", own.name);
+        assert_eq!(exec.persistent_bytes(), program.persistent_bytes(stage), "rank {rank}: what stays");
+    }
+    Ok(())
+}
+
 /// Both sides' results; those of the executor are checked to be the same on a second run.
 pub fn both(graph: &Graph, envs: &[Env]) -> (Vec<Vec<Tensor>>, Vec<Vec<Tensor>>) {
     let wanted = interp::run_ranks(graph, envs).unwrap_or_else(|e| panic!("{e}"));
@@ -110,11 +136,7 @@ pub fn both(graph: &Graph, envs: &[Env]) -> (Vec<Vec<Tensor>>, Vec<Vec<Tensor>>)
     let args = RunArgs { seed: envs[0].seed, step: envs[0].step, position: 0 };
     let mut run = || {
         feed(&all, envs);
-        all.run(0, args).unwrap_or_else(|e| panic!("{e}"));
-        let plan = all.program().routines[0].arena;
-        for rank in 0..all.ranks() {
-            assert_eq!(all.executor(rank).high_water(0), plan, "high-water mark against the plan");
-        }
+        measured_run(&mut all, 0, args).unwrap_or_else(|e| panic!("{e}"));
         results(&all, graph)
     };
     let (first, second) = (run(), run());

@@ -133,11 +133,7 @@ impl Spread {
         let mut all = support::ranks(&self.graph, 2);
         support::feed(&all, &self.envs);
         let Env { seed, step, .. } = self.envs[0];
-        all.run(0, RunArgs { seed, step, position: 0 }).unwrap_or_else(|e| panic!("{e}"));
-        let arena = all.program().routines[0].arena;
-        for rank in 0..all.ranks() {
-            assert_eq!(all.executor(rank).high_water(0), arena, "high-water mark against the plan");
-        }
+        support::measured_run(&mut all, 0, RunArgs { seed, step, position: 0 }).unwrap_or_else(|e| panic!("{e}"));
         self.wholes(&support::results(&all, &self.graph))
     }
 

@@ -23,7 +23,7 @@ mod library;
 mod order;
 mod pieces;
 mod prepare;
-mod purpose;
+pub(super) mod purpose;
 pub(super) mod ranks;
 mod recompute;
 mod repeat;
@@ -321,7 +321,7 @@ impl Lowerer<'_, '_> {
         let source = self.source(op);
         let category = Category::Workspace;
         let place = Place::Arena(usize::MAX);
-        self.add_buffer(Buffer { place, dtype, elements, name: name.to_string(), category, source })
+        self.add_buffer(Buffer { place, dtype, elements, name: name.to_string(), category, microbatch: None, source })
     }
 
     /// A buffer for a persistent place, one for each.
@@ -335,7 +335,15 @@ impl Lowerer<'_, '_> {
             Place::Input(i) => self.module.program.inputs[i as usize].source,
             _ => program::SourceId(0),
         };
-        let id = self.add_buffer(Buffer { place, dtype, elements, name: name.to_string(), category, source });
+        let id = self.add_buffer(Buffer {
+            place,
+            dtype,
+            elements,
+            name: name.to_string(),
+            category,
+            microbatch: None,
+            source,
+        });
         self.cells.insert(place, id);
         id
     }
@@ -354,7 +362,7 @@ impl Lowerer<'_, '_> {
         let category = self.purposes.get(root.index()).copied().unwrap_or(Category::Workspace);
         let name = name.unwrap_or_else(|| label.to_string());
         let place = Place::Arena(usize::MAX);
-        let id = self.add_buffer(Buffer { place, dtype, elements, name, category, source });
+        let id = self.add_buffer(Buffer { place, dtype, elements, name, category, microbatch: None, source });
         self.buffers[root.index()] = Some(id);
         id
     }
@@ -436,7 +444,7 @@ impl Lowerer<'_, '_> {
 }
 
 /// A word for an operation in labels.
-fn op_word(op: &Op) -> &'static str {
+pub(super) fn op_word(op: &Op) -> &'static str {
     match op {
         Op::Param(_) => "param",
         Op::State(_) => "state",

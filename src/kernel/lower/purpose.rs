@@ -13,7 +13,7 @@ use crate::program::Category;
 use crate::types::MapOp;
 
 /// For each value.
-pub(super) fn purposes(g: &Graph) -> Vec<Category> {
+pub(in crate::kernel) fn purposes(g: &Graph) -> Vec<Category> {
     let mut out: Vec<Option<Category>> = vec![None; g.values.len()];
     mark_gradients(g, &mut out);
     let category = |(i, known): (usize, Option<Category>)| {

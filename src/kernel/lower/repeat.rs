@@ -69,6 +69,7 @@ impl Lowerer<'_, '_> {
                 elements,
                 name: name.unwrap_or_else(|| "collected".into()),
                 category: Category::Activations,
+                microbatch: None,
                 source,
             });
             let made_here = matches!(self.graph.value(*v).def, Def::Op(..)) && self.graph.value(*v).block == body;

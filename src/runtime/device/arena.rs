@@ -1,11 +1,20 @@
 //! The one allocation that holds every temporary of a program, at offsets planned by the compiler.
 
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Start of every buffer; a cache line, and wide enough for any vector.
 pub const ALIGN: usize = 64;
 /// Size of a large page: arenas start at such a boundary and ask for them.
 const LARGE_PAGE: usize = 2 << 20;
+
+/// Bytes of all arenas that there are, in memory and in files, each to the end of its last cache line.
+static HELD: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
+
+/// Bytes of memory and of files that the arenas of this process have now.
+pub fn held() -> [usize; 2] {
+    HELD.each_ref().map(|n| n.load(Ordering::SeqCst))
+}
 
 /// Zeroed memory of a fixed size.
 pub struct Arena {
@@ -24,13 +33,22 @@ impl Arena {
     /// None where the system has no such memory.
     pub fn new(len: usize) -> Option<Arena> {
         let (base, mapped) = map(len)?;
-        Some(Arena { base, len, mapped, file: false })
+        Some(Arena::counted(base, len, mapped, false))
     }
 
     /// The same in a file of the system's folder for such, which nobody else sees: what is not used for long need not stay in memory.
     pub fn in_file(len: usize) -> std::io::Result<Arena> {
         let (base, mapped) = map_file(len)?;
-        Ok(Arena { base, len, mapped, file: true })
+        Ok(Arena::counted(base, len, mapped, true))
+    }
+
+    fn counted(base: NonNull<u8>, len: usize, mapped: usize, file: bool) -> Arena {
+        HELD[usize::from(file)].fetch_add(len.next_multiple_of(ALIGN), Ordering::SeqCst);
+        Arena { base, len, mapped, file }
+    }
+
+    fn uncount(&self) {
+        HELD[usize::from(self.file)].fetch_sub(self.len.next_multiple_of(ALIGN), Ordering::SeqCst);
     }
 
     pub fn is_file(&self) -> bool {
@@ -140,6 +158,7 @@ fn map_file(_: usize) -> std::io::Result<(NonNull<u8>, usize)> {
 #[cfg(unix)]
 impl Drop for Arena {
     fn drop(&mut self) {
+        self.uncount();
         if self.mapped > 0 {
             // SAFETY: exactly what `map` returned; no pointer into it outlives the executor.
             unsafe { libc::munmap(self.base().cast(), self.mapped) };
@@ -160,6 +179,7 @@ fn map(len: usize) -> Option<(NonNull<u8>, usize)> {
 #[cfg(not(unix))]
 impl Drop for Arena {
     fn drop(&mut self) {
+        self.uncount();
         if let (true, Ok(layout)) = (self.mapped > 0, std::alloc::Layout::from_size_align(self.mapped, LARGE_PAGE)) {
             // SAFETY: allocated in `map` with this layout.
             unsafe { std::alloc::dealloc(self.base(), layout) };

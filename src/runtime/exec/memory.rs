@@ -51,11 +51,9 @@ impl Memory {
             (bytes, false) => Slab::new(bytes, &format!("`{}`", s.path)),
         };
         let slabs = |slots: &[crate::program::Slot]| slots.iter().map(slab).collect::<Result<Vec<Slab>, _>>();
-        let host = program.routines.iter().map(|r| r.host).max().unwrap_or(0);
-        let arena = program.routines.iter().map(|r| r.arena).max().unwrap_or(0);
         let mut constants = Slab::new(program.constants.len(), "constants")?;
         constants.bytes_mut().copy_from_slice(&program.constants);
-        let mut cells = Slab::new((2 + coordinates.len()) * ALIGN, "cells")?;
+        let mut cells = Slab::new(program.cells_bytes(), "cells")?;
         for (cell, at) in cells.bytes_mut().chunks_exact_mut(ALIGN).skip(2).zip(coordinates) {
             cell[..4].copy_from_slice(&(*at as i32).to_ne_bytes());
         }
@@ -64,8 +62,8 @@ impl Memory {
             states: slabs(&program.states)?,
             inputs: slabs(&program.inputs)?,
             constants,
-            arena: Slab::new(arena, "temporary values")?,
-            host: Slab::in_file(host, "values that wait for the backward pass")?,
+            arena: Slab::new(program.arena_bytes(stage), "temporary values")?,
+            host: Slab::in_file(program.host_bytes(stage), "values that wait for the backward pass")?,
             cells,
             frame: 0,
         })
@@ -75,11 +73,33 @@ impl Memory {
     pub fn persistent_bytes(&self) -> usize {
         let slots = self.params.iter().chain(&self.states).chain(&self.inputs);
         slots.filter(|s| !s.arena.is_file()).map(|s| s.arena.len().next_multiple_of(ALIGN)).sum::<usize>()
-            + self.constants.arena.len()
+            + self.constants.arena.len().next_multiple_of(ALIGN)
+            + self.cells.arena.len()
     }
 
-    pub fn spots(&self, routine: &Routine) -> Vec<Spot> {
-        routine.buffers.iter().map(|b| self.spot(routine, b)).collect()
+    pub fn paint(&mut self, byte: u8) {
+        self.arena.bytes_mut().fill(byte);
+        self.host.bytes_mut().fill(byte);
+    }
+
+    pub fn touched(&self, byte: u8) -> [usize; 2] {
+        let end = |slab: &Slab| slab.bytes().iter().rposition(|b| *b != byte).map_or(0, |last| last + 1);
+        [end(&self.arena), end(&self.host)].map(|end| end.next_multiple_of(ALIGN))
+    }
+
+    /// By routine; nothing of those that ranks of this stage do not run.
+    pub fn spots(&self, program: &Program, stage: usize) -> Vec<Vec<Spot>> {
+        let mut runs = program.routines_at(stage);
+        let calls = |r: &usize| program.routines[*r].called().map(|c| c as usize).collect::<Vec<_>>();
+        runs.extend(runs.iter().flat_map(calls).collect::<Vec<_>>());
+        runs.sort_unstable();
+        runs.dedup();
+        let mut spots = vec![Vec::new(); program.routines.len()];
+        for r in runs {
+            let routine = &program.routines[r];
+            spots[r] = routine.buffers.iter().map(|b| self.spot(routine, b)).collect();
+        }
+        spots
     }
 
     fn spot(&self, routine: &Routine, buffer: &Buffer) -> Spot {

@@ -18,6 +18,7 @@ mod ranks;
 mod run;
 mod watch;
 
+pub use crate::runtime::device::arena::held;
 pub use parts::Array;
 pub use profile::{Profile, Roof, Span, Timing};
 pub use ranks::{RankOptions, Ranks};
@@ -123,7 +124,7 @@ impl Executor {
         let pool = Pool::new(threads);
         let links = Links::new(&program, rank, joined)?;
         let memory = Memory::new(&program, rank, &links.coordinates)?;
-        let spots = program.routines.iter().map(|r| memory.spots(r)).collect();
+        let spots = memory.spots(&program, program.stage(rank));
         let given = program.routines.iter().map(given).collect();
         let need = Need::of(&program, pool.threads());
         let lists = Lists {
@@ -234,7 +235,19 @@ impl Executor {
         self.high_water[self.own(routine)]
     }
 
-    /// Bytes of parameters, states, inputs and constants.
+    /// Fills all temporaries with a byte, so that [`Executor::touched`] can tell what is written from then on. What a run reads
+    /// without having written it is that byte, too.
+    pub fn paint(&mut self, byte: u8) {
+        self.memory.paint(byte);
+    }
+
+    /// One past the last cache line of the arena, and of the file of temporaries, that holds something else than the byte: found by
+    /// looking at them, whatever was planned.
+    pub fn touched(&self, byte: u8) -> [usize; 2] {
+        self.memory.touched(byte)
+    }
+
+    /// Bytes of parameters, states, inputs, constants and cells.
     pub fn persistent_bytes(&self) -> usize {
         self.memory.persistent_bytes()
     }

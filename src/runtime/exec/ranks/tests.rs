@@ -19,6 +19,7 @@ fn program(ranks: usize, actions: Vec<Action>) -> Arc<Program> {
         elements,
         name: "x".into(),
         category: Category::Workspace,
+        microbatch: None,
         source: SourceId(0),
     };
     let slice = Place::Slice { base: BufferId(1), turn: BufferId(3), offset: 0, stride: 16 };

@@ -1,0 +1,35 @@
+//! Dims that ranks do not hold equal parts of.
+
+use crate::ir::{CutDim, Graph};
+use crate::mesh::{Atom, Mesh, cut};
+use crate::types::grouped;
+
+/// Dims of which ranks have unequal parts, with the sizes of the parts.
+pub fn uneven(graph: &Graph) -> Vec<String> {
+    let mesh = &graph.mesh;
+    let mut out: Vec<String> = Vec::new();
+    for dim in &graph.dims {
+        let Some(cut) = dim.cut.as_ref().filter(|c| !cut::even(mesh, &c.entries, c.extent)) else { continue };
+        let atoms: Vec<Atom> = cut.entries.iter().map(|e| e.atom).collect();
+        let sizes = part_sizes(mesh, cut);
+        let [most, least] = [sizes.iter().max(), sizes.iter().min()].map(|n| n.copied().unwrap_or(0) as u64);
+        let name = dim.name.split('.').next().unwrap_or(&dim.name);
+        let (by, extent) = (mesh.names(&atoms).join(", "), grouped(cut.extent as u64));
+        let line = format!("{name} {extent} by {by}: parts of {} to {}", grouped(most), grouped(least));
+        if !out.contains(&line) {
+            out.push(line);
+        }
+    }
+    out
+}
+
+/// How many elements of a dim each coordinate of its cut holds.
+fn part_sizes(mesh: &Mesh, dim: &CutDim) -> Vec<usize> {
+    let mut all: Vec<Vec<usize>> = vec![Vec::new()];
+    for e in &dim.entries {
+        let size = mesh.size(e.atom);
+        all = all.iter().flat_map(|c| (0..size).map(move |i| [&c[..], &[i]].concat())).collect();
+    }
+    let held = |c: &Vec<usize>| cut::spans(mesh, &dim.entries, dim.extent, c).iter().map(|s| s.len).sum();
+    all.iter().map(held).collect()
+}
