@@ -8,6 +8,8 @@ mod commands;
 mod data;
 #[path = "cli/interrupted.rs"]
 mod interrupted;
+#[path = "cli/memory.rs"]
+mod memory;
 #[path = "cli/meshes.rs"]
 mod meshes;
 #[path = "cli/plans.rs"]

@@ -88,12 +88,7 @@ fn table(n: &Needed, stage: &Stage, args: &MemoryArgs, out: &mut Text) {
     plan(n, stage, args.rank.is_some(), out);
     let of = if many { " of each rank" } else { "" };
     out.line(format!("peak{of} {} ({} bytes)", memory::show(peak), grouped(peak)));
-    let at = &r.peak_at;
-    let function = match at.routine == at.action {
-        true => String::new(),
-        false => format!(", {} of microbatch {}", at.action, at.microbatch),
-    };
-    out.line(format!("in {}{function}, at `{}`", at.routine, at.value));
+    out.line(format!("in {}, at `{}`", r.peak_at.told(), r.peak_at.value));
     if r.offloaded_bytes > 0 {
         out.line(format!("beside it {} in files", memory::show(r.offloaded_bytes as u64)));
     }
@@ -143,16 +138,16 @@ fn table(n: &Needed, stage: &Stage, args: &MemoryArgs, out: &mut Text) {
 
 /// A line for the ranks of each stage.
 fn by_stage(n: &Needed, out: &mut Text) {
-    out.line(format!("\n{:<22} {:>14}  {:<14} {:>9} {:>15}", "by rank", "bytes", "at", "in flight", "activations"));
+    out.line(format!("\n{:<24} {:>14} {:>14} {:>10}  at", "by rank", "bytes", "activations", "in flight"));
     for s in &n.stages {
         let r = &s.report;
-        let flying = n.instants(s).in_flight();
         out.line(format!(
-            "  {:<20} {:>14}  {:<14} {flying:>9} {:>15}",
+            "  {:<22} {:>14} {:>14} {:>10}  {}",
             told(&s.ranks),
             grouped(r.peak_bytes as u64),
-            format!("{} {}.{}", r.peak_at.routine, r.peak_at.action, r.peak_at.microbatch),
-            grouped(r.by_category["activations"] as u64)
+            grouped(r.by_category["activations"] as u64),
+            n.instants(s).in_flight(),
+            r.peak_at.told()
         ));
     }
 }

@@ -25,9 +25,26 @@ pub struct Instant {
     pub routine: String,
     /// The same; in a step in stages the function of a stage.
     pub action: String,
-    pub microbatch: u32,
+    /// Where there is one of it for each; 0 in JSON where not.
+    #[serde(serialize_with = "number")]
+    pub microbatch: Option<u32>,
     /// What the step computes.
     pub value: String,
+}
+
+fn number<S: serde::Serializer>(microbatch: &Option<u32>, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_u32(microbatch.unwrap_or(0))
+}
+
+impl Instant {
+    /// `train`; `train, B0 of microbatch 3`
+    pub fn told(&self) -> String {
+        match (self.microbatch, self.routine == self.action) {
+            (Some(m), _) => format!("{}, {} of microbatch {m}", self.routine, self.action),
+            (None, false) => format!("{}, {}", self.routine, self.action),
+            (None, true) => self.routine.clone(),
+        }
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize)]
@@ -74,8 +91,8 @@ pub fn report(program: &Program, routine: &Routine, stage: usize) -> Report {
     }
     let mut by_source: Vec<Entry> = entries.into_iter().map(|(e, bytes)| Entry { bytes, ..e }).collect();
     by_source.sort_by_key(|e| std::cmp::Reverse(e.bytes));
-    let peak_at = peak
-        .map_or_else(|| (routine.name.clone(), 0, String::new()), |m| (m.action, m.microbatch.unwrap_or(0), m.value));
+    let peak_at =
+        peak.map_or_else(|| (routine.name.clone(), None, String::new()), |m| (m.action, m.microbatch, m.value));
     let (action, microbatch, value) = peak_at;
     let peak_at = Instant { routine: routine.entry().to_string(), action, microbatch, value };
     Report {

@@ -34,10 +34,7 @@ impl Needed {
         }
         if self.stages.len() > 1 {
             let at = &most.report.peak_at;
-            d = d.with_note(format!(
-                "in {}, {} of microbatch {}, at `{}`",
-                at.routine, at.action, at.microbatch, at.value
-            ));
+            d = d.with_note(format!("in {}, at `{}`", at.told(), at.value));
         }
         let others = self.stages.iter().filter(|s| s.coordinate != most.coordinate && need(s) > limit);
         for s in others.take(8) {
