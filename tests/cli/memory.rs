@@ -8,7 +8,7 @@ use std::path::Path;
 
 fn deep() -> tempfile::TempDir {
     let folder = tiny();
-    write(folder.path(), "deep.pta", &DEEP.replace("zb_h1", "1f1b"));
+    write(folder.path(), "deep.pta", DEEP.replace("zb_h1", "1f1b"));
     folder
 }
 
