@@ -153,7 +153,8 @@ fn peaks_fall_as_more_is_computed_again() {
 /// The limit holds, nothing is computed again where it need not be, and less memory takes more work.
 #[test]
 fn auto_fits_into_the_memory_that_it_is_given() {
-    for mesh in ["", "mesh tp = 2\nshard heads, mlp by tp\nmicrobatches 2\n"] {
+    let stages = "mesh pp = 2\npipeline depth by pp { schedule = 1f1b, microbatches = 8 }\n";
+    for mesh in ["", "mesh tp = 2\nshard heads, mlp by tp\nmicrobatches 2\n", stages] {
         let auto = |bytes: usize| needs(&format!("{mesh}recompute auto(memory = {} KiB)", bytes / 1024));
         let [most, least] = ["none", "full"].map(|p| needs(&format!("{mesh}recompute {p}")).report().peak_bytes);
         assert!(auto(most + 1024).again.is_none());

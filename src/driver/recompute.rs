@@ -3,11 +3,12 @@
 use super::findings::Outcome;
 use super::options::Options;
 use super::pipeline::{self, Graphs};
-use super::{doctor, memory, sharding, show};
+use super::{doctor, memory, sharding, show, stages};
 use crate::diag::Diagnostic;
 use crate::elaborate::plan::{PlanScope, Recompute, ResolvedPlan};
 use crate::ir::{Graph, Op, Operation, ScopeId, work};
 use crate::kernel::Module;
+use crate::pipeline::Holders;
 use crate::recompute::{Market, Part, Policy, Prices, What, is_exchange, repeat};
 use crate::shard::{self, Sharded};
 use crate::source::Span;
@@ -128,8 +129,17 @@ struct Judge<'g> {
     g: &'g Graphs,
     options: &'g Options,
     train: Sharded,
-    /// Of what other routines need and of what is there between steps.
+    /// Who holds what for evaluation.
+    holders: Holders,
+    /// By coordinate along the pipeline.
+    besides: Vec<Besides>,
+}
+
+/// What ranks need beside a training step.
+struct Besides {
+    /// Of other routines.
     arena: usize,
+    /// Of what is there between steps.
     persistent: usize,
 }
 
@@ -139,27 +149,42 @@ impl<'g> Judge<'g> {
         let sources = &g.findings.sources;
         let mut program = pipeline::of_rank(g, programs.as_ref(), sources, options)?.program;
         memory::plan(&mut program, g.offload);
-        let others = program.routines.iter().filter(|r| r.name != pipeline::TRAIN);
-        let arena = others.map(|r| r.arena).max().unwrap_or(0);
+        let besides = |stage: usize| {
+            let own = program.routines_at(stage).into_iter().map(|r| &program.routines[r]);
+            let arena = own.filter(|r| r.entry() != pipeline::TRAIN).map(|r| r.arena).max().unwrap_or(0);
+            Besides { arena, persistent: program.persistent_bytes(stage) }
+        };
+        let besides = (0..program.stages()).map(besides).collect();
+        let holders = match programs.as_ref().filter(|_| program.stages() > 1) {
+            Some(p) => stages::step(g, &p.eval.graph, true, &Holders::new(), &options.lowering())?,
+            None => None,
+        };
         let train = match &g.sharding {
             Some(s) => shard::spread(&g.train, &s.train, &s.storage),
             None => Sharded { graph: g.train.clone(), ..Sharded::default() },
         };
-        Ok(Judge { g, options, train, arena, persistent: program.persistent_bytes(0) })
+        Ok(Judge { g, options, train, holders: holders.map_or_else(Holders::new, |e| e.holders()), besides })
     }
 
     fn ranks(&self) -> usize {
         self.train.graph.mesh.ranks()
     }
 
+    /// Of the ranks that need most. What cannot be cut into stages does not fit anywhere.
     fn peak(&self, dropped: &[bool]) -> u64 {
         let mut graph = self.train.graph.clone();
         repeat(&mut graph, dropped);
         let graph = shard::ordered(graph);
+        let lowering = self.options.lowering();
         let mut module = Module::new(&self.g.findings.sources);
-        module.add_pruned(pipeline::TRAIN, graph, &self.options.lowering());
+        match stages::step(self.g, &graph, false, &self.holders, &lowering) {
+            Ok(Some(step)) => module.add_pipelined(pipeline::TRAIN, &step, &lowering),
+            Ok(None) => module.add_pruned(pipeline::TRAIN, graph, &lowering),
+            Err(_) => return u64::MAX,
+        };
         memory::plan(&mut module.program, self.g.offload);
-        (self.persistent + module.program.routines[0].arena.max(self.arena)) as u64
+        let needs = |(stage, b): (usize, &Besides)| b.persistent + b.arena.max(module.program.arena_bytes(stage));
+        self.besides.iter().enumerate().map(needs).max().unwrap_or(0) as u64
     }
 }
 

@@ -161,6 +161,11 @@ impl Program {
         self.pipeline.iter().fold(0, |n, a| n * self.mesh.size(*a) + self.mesh.coordinate(rank, *a))
     }
 
+    /// How many coordinates there are along the pipeline; 1 without one.
+    pub fn stages(&self) -> usize {
+        self.pipeline.iter().map(|a| self.mesh.size(*a)).product()
+    }
+
     /// The rank that differs from another one only in where it is along the pipeline.
     pub fn at_stage(&self, rank: usize, stage: usize) -> usize {
         let row = self.mesh.members(rank, &self.pipeline);

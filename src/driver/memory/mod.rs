@@ -109,7 +109,6 @@ fn planned(module: Module<'_>, offload: Offload) -> Program {
 
 /// By coordinate along the pipeline: the routine that needs most there, the first of equals, for training comes first.
 fn stages(program: &Program) -> Vec<Stage> {
-    let count = program.pipeline.iter().map(|a| program.mesh.size(*a)).product::<usize>();
     let stage = |coordinate: usize| {
         let arena = |r: &usize| program.routines[*r].arena;
         let routine = program.routines_at(coordinate).into_iter().rev().max_by_key(arena)?;
@@ -117,7 +116,7 @@ fn stages(program: &Program) -> Vec<Stage> {
         let report = memory::report(program, &program.routines[routine], coordinate);
         Some(Stage { coordinate, ranks, routine, report })
     };
-    (0..count).filter_map(stage).collect()
+    (0..program.stages()).filter_map(stage).collect()
 }
 
 impl Stage {
