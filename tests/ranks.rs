@@ -8,6 +8,8 @@ mod models;
 mod plans;
 #[path = "ranks/programs.rs"]
 mod programs;
+#[path = "ranks/published.rs"]
+mod published;
 #[path = "ranks/stages.rs"]
 mod stages;
 #[path = "support/ranks.rs"]

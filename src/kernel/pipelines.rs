@@ -236,8 +236,14 @@ impl<'m, 's, 'p> Caller<'m, 's, 'p> {
             ir::Def::Op(op, _) => (lower::op_word(&self.p.graph.op(op).op), self.module.source_of(&self.p.graph, op)),
             ir::Def::BlockParam(_) => ("sum", SourceId(0)),
         };
+        // What the backward pass adds up are gradients, also where several ranks have a part of the sum.
+        let backward = matches!(maker.def, ir::Def::Op(op, _) if self.p.graph.op(op).phase == ir::Phase::Backward);
+        let category = match var {
+            Var::Sum(_) if backward => Category::Gradients,
+            _ => self.purposes[like.index()],
+        };
         let name = maker.name.clone().unwrap_or_else(|| word.to_string());
-        let made = self.add(Place::Arena(usize::MAX), dtype, elements, &name, self.purposes[like.index()]);
+        let made = self.add(Place::Arena(usize::MAX), dtype, elements, &name, category);
         let buffer = &mut self.routine.buffers[made.index()];
         (buffer.source, buffer.microbatch) = (source, of);
         self.buffers.insert(key, made);

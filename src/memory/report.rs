@@ -104,8 +104,8 @@ pub fn report(program: &Program, routine: &Routine, stage: usize) -> Report {
     }
 }
 
-/// All that a rank of a stage has at an instant of a routine, the gaps between it included: the persistent arrays first, then
-/// temporaries. Sums to what the rank takes.
+/// All that a rank of a stage has at an instant of a routine: the persistent arrays first, then temporaries, then what is free in the arena
+/// (at the peak, gaps between arrays). Sums to what the rank takes.
 pub fn living(lives: &Lives<'_>, number: usize, stage: usize) -> Vec<Living> {
     let (program, routine) = (lives.program(), lives.routine());
     let one = |source: SourceId, value: &str, category: Category, bytes: usize, microbatch: Option<u32>| {
@@ -130,7 +130,9 @@ pub fn living(lives: &Lives<'_>, number: usize, stage: usize) -> Vec<Living> {
         out.push(one(buffer.source, &buffer.name, buffer.category, buffer.bytes(), microbatch));
     }
     gaps += routine.arena - in_use;
-    out.push(one(nowhere, "gaps between buffers", Category::Workspace, gaps, None));
+    let is_peak = lives.peak().is_some_and(|p| p.number == number);
+    let free = if is_peak { "gaps between buffers" } else { "free at this instant" };
+    out.push(one(nowhere, free, Category::Workspace, gaps, None));
     out.retain(|l| l.entry.bytes > 0);
     out
 }

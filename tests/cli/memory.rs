@@ -76,6 +76,7 @@ fn what_is_alive_at_the_peak_is_listed() {
     assert!(!kept(0).is_empty() && kept(0) == kept(1), "{:?} {:?}", kept(0), kept(1));
     let lines = alive.iter().filter(|l| l["file"] == "deep.pta" && number(&l["line"]) > 0).count();
     assert!(lines > 2, "{alive:?}");
+    assert!(alive.iter().any(|l| l["value"] == "free at this instant"), "{alive:?}");
     let text = succeeds(folder.path(), &["memory", "deep.pta", "--plan", "stages", "--rank", "0", "--at", "F0.1"]);
     assert!(text.contains("\nactivations of 2 microbatches in flight, 0: "), "{text}");
     for at in ["B7.0", "99999", "peek"] {
