@@ -68,7 +68,7 @@ train M {\n    optimizer adamw(lr = 0.1)\n    steps 2\n    seed 3\n}\n";
     let options = Options { precision: Some(DType::F64), ..options };
     let g = plans::sound("", pipeline::graphs(&options, &world));
     let whole = plans::sound("", sharding::programs(&g)).expect("several ranks");
-    let report = verify::compare(&g, &whole, 2).expect("it runs");
+    let report = verify::compare(&g, &whole, None, 2).expect("it runs");
     assert_eq!(report.differs, None);
     let reductions: Vec<usize> = (0..whole.train.graph.ops.len())
         .filter(|i| matches!(&whole.train.graph.ops[*i].op, Op::Collective(c) if c.reduce.is_some()))
@@ -77,7 +77,7 @@ train M {\n    optimizer adamw(lr = 0.1)\n    steps 2\n    seed 3\n}\n";
     for lost in reductions {
         let mut programs = plans::sound("", sharding::programs(&g)).expect("several ranks");
         programs.train.graph.ops[lost].op = Op::Reshape { groups: Vec::new() };
-        let report = verify::compare(&g, &programs, 2).expect("it runs");
+        let report = verify::compare(&g, &programs, None, 2).expect("it runs");
         assert!(report.differs.is_some(), "operation {lost}: {report:?}");
     }
 }

@@ -12,7 +12,7 @@ pub fn run(args: &ScheduleArgs, threads: usize, out: &mut Output) -> Code {
     let clock = match (args.unit, args.turns) {
         (true, _) => Clock::Units,
         (_, true) => Clock::Turns,
-        _ => match schedule::machine(args.machine.as_deref(), &Disk) {
+        _ => match schedule::machine(args.machine.as_deref()) {
             Ok(machine) => Clock::Seconds(machine),
             Err(d) => return out.findings(&Findings::of(d)),
         },
@@ -23,7 +23,7 @@ pub fn run(args: &ScheduleArgs, threads: usize, out: &mut Output) -> Code {
     };
     out.findings(&shown.findings);
     let t = &shown.timeline;
-    let beside = match args.compare.as_ref().map(|trace| shown.beside(trace, &Disk)) {
+    let beside = match args.compare.as_ref().map(|trace| shown.beside(trace)) {
         Some(Err(d)) => return out.findings(&Findings::of(d)),
         Some(Ok(c)) => Some(c),
         None => None,

@@ -46,8 +46,14 @@ fn said(done: &Verified, out: &mut Output) {
         }
         Some(d) => {
             let at: Vec<String> = d.coordinate.iter().map(usize::to_string).collect();
+            let cut = if r.in_stages { ", cut into stages" } else { "" };
             let when = if d.step == 0 { "initial values".to_string() } else { format!("step {}", d.step) };
-            out.line(format!("differs from one device, {when}: `{}`[{}] on rank {}", d.name, at.join(", "), d.rank));
+            out.line(format!(
+                "differs from one device{cut}, {when}: `{}`[{}] on rank {}",
+                d.name,
+                at.join(", "),
+                d.rank
+            ));
             out.line(format!("  one device {:e}, rank {} {:e}", d.one, d.rank, d.many));
             if let Some(place) = &done.place {
                 out.line(format!("  {place}"));

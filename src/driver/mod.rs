@@ -15,6 +15,7 @@ pub mod compile;
 mod costs;
 mod data;
 pub mod doctor;
+pub mod emulate;
 pub mod engine;
 pub mod evaluate;
 pub mod export;

@@ -10,10 +10,11 @@ use super::options::Options;
 use super::pipeline::{self, Graphs, with};
 use super::sharding::{self, Sharding};
 use super::verify::Stopped;
-use super::{check, plan, verify};
+use super::{check, plan, stages, verify};
 use crate::diag::{Diagnostic, Severity};
 use crate::inspect::Comm;
 use crate::ir::{DimId, ENTRY, Graph, work};
+use crate::kernel;
 use crate::mesh::Axis;
 use crate::resolve::{Entity, MAIN, Program};
 use crate::source::{SourceMap, World};
@@ -80,7 +81,8 @@ pub fn verified(options: &Options, steps: u64, full: bool, world: &dyn World) ->
 /// Compares all ranks with one device; what stops the programs is no finding.
 fn run(g: &Graphs, steps: u64) -> Outcome<Result<verify::Report, Stopped>> {
     let programs = sharding::programs(g)?.expect("a plan of several ranks has programs");
-    Ok(verify::compare(g, &programs, steps))
+    let staged = stages::staged(g, &programs, &kernel::Options::default())?;
+    Ok(verify::compare(g, &programs, staged.as_ref(), steps))
 }
 
 /// A program of smaller sizes.
@@ -278,7 +280,15 @@ fn resized(
 
 /// A plan of one rank is what it is compared with.
 fn alone(g: Graphs, plan: String, steps: u64) -> Verified {
-    let report = verify::Report { ranks: 1, steps, compared: 0, largest: 0.0, noisy: Vec::new(), differs: None };
+    let report = verify::Report {
+        ranks: 1,
+        steps,
+        compared: 0,
+        largest: 0.0,
+        noisy: Vec::new(),
+        differs: None,
+        in_stages: false,
+    };
     let notes = vec!["one rank: there is nothing to compare".to_string()];
     let mesh = "no mesh of several ranks".to_string();
     Verified { plan, mesh, sizes: Vec::new(), notes, report, place: None, findings: g.findings }

@@ -14,6 +14,7 @@ use crate::inspect::schedule::Timeline;
 use crate::inspect::schedule::compare::{Comparison, Measured};
 use crate::ir::Graph;
 use crate::resolve::{ItemRef, Program};
+use crate::runtime::data::reason;
 use crate::schedule::certify::{Refusal, certify};
 use crate::schedule::check::check;
 use crate::schedule::file::{self, Written};
@@ -83,23 +84,23 @@ pub fn shown(options: &Options, clock: &Clock, world: &dyn World) -> Outcome<Sho
 
 impl Shown {
     /// Beside the trace of a run, which is read from a file.
-    pub fn beside(&self, trace: &Path, world: &dyn World) -> Result<Comparison, Diagnostic> {
+    pub fn beside(&self, trace: &Path) -> Result<Comparison, Diagnostic> {
         let bad = |why: String| {
             let d = Diagnostic::error("E0902", format!("`{}` is no trace of this schedule: {why}", trace.display()));
             d.help("write one by `partita train FILE --plan NAME --trace FILE`, with the same plan, sizes and mesh")
         };
-        let text = read(trace, world)?;
+        let text = read(trace)?;
         Measured::parse(&text).and_then(|m| m.beside(&self.timeline, &self.costs)).map_err(bad)
     }
 }
 
 /// The machine of a name, or of a file that `partita calibrate` has written; the usual one where none is given.
-pub fn machine(name: Option<&str>, world: &dyn World) -> Result<Machine, Diagnostic> {
+pub fn machine(name: Option<&str>) -> Result<Machine, Diagnostic> {
     let Some(name) = name else { return Ok(Machine::usual()) };
     if let Some(known) = Machine::named(name) {
         return Ok(known);
     }
-    Machine::parse(&read(Path::new(name), world)?).map_err(|why| {
+    Machine::parse(&read(Path::new(name))?).map_err(|why| {
         Diagnostic::error("E0902", format!("`{name}` does not describe a machine: {why}")).help(format!(
             "write one by `partita calibrate -o FILE`, or take one of those that are known: {}",
             Machine::NAMES.join(", ")
@@ -107,9 +108,10 @@ pub fn machine(name: Option<&str>, world: &dyn World) -> Result<Machine, Diagnos
     })
 }
 
-fn read(path: &Path, world: &dyn World) -> Result<String, Diagnostic> {
-    let read = world.read(path).and_then(|b| String::from_utf8(b).map_err(|_| "it is not UTF-8".into()));
-    read.map_err(|why| {
+/// A file of any size, unlike the texts of programs.
+fn read(path: &Path) -> Result<String, Diagnostic> {
+    let bytes = std::fs::read(path).map_err(|e| reason(&e));
+    bytes.and_then(|b| String::from_utf8(b).map_err(|_| "it is not UTF-8".into())).map_err(|why| {
         let d = Diagnostic::error("E0207", format!("cannot read `{}`: {why}", path.display()));
         d.help("give the path of a file that is there")
     })

@@ -1,17 +1,21 @@
 //! Translation validation: the program of a rank, run on all ranks of an emulated mesh, against the whole program on one device.
 //!
 //! Both are interpreted, step by step, from the same initial values and data. What is compared: losses and metrics, and every
-//! parameter and state after each step (which hold every gradient's effect).
+//! parameter and state after each step (which hold every gradient's effect). A program that is cut into stages is run both before and
+//! after that.
 
+use super::emulate;
 use super::findings::Outcome;
 use super::noise::Noise;
 use super::options::Options;
 use super::passes::internal;
 use super::pipeline::{self, Graphs, with};
 use super::sharding::{self, Programs};
+use super::stages::{self, Staged};
 use crate::diag::Diagnostic;
 use crate::interp::{self, Env, InterpError, OutOfRange, Tensor};
 use crate::ir::{DimId, Graph, InputId, Output, OutputKind};
+use crate::kernel;
 use crate::source::{Span, World};
 use crate::types::DType;
 use crate::types::rng;
@@ -28,6 +32,8 @@ pub struct Report {
     /// Arrays that noise in the last bits moves further than [`TOLERANCE`], and the most that they differ by.
     pub noisy: Vec<(String, f64)>,
     pub differs: Option<Difference>,
+    /// Only when the program was cut into stages.
+    pub in_stages: bool,
 }
 
 /// The first array that differs.
@@ -85,11 +91,12 @@ pub fn verify(options: &Options, world: &dyn World, steps: u64) -> Outcome<Repor
             Diagnostic::error("E0507", "nothing is spread over ranks").help("name a plan with a mesh: `--plan NAME`");
         return Err(with(d, &g.findings.sources));
     };
-    compare(&g, &programs, steps).map_err(|e| internal("verify", &e.why))
+    let staged = stages::staged(&g, &programs, &kernel::Options::default())?;
+    compare(&g, &programs, staged.as_ref(), steps).map_err(|e| internal("verify", &e.why))
 }
 
-/// Compares the programs with the graphs that they were made of.
-pub fn compare(g: &Graphs, p: &Programs, steps: u64) -> Result<Report, Stopped> {
+/// Compares the programs with the graphs that they were made of; those of the stages too, where there are some.
+pub fn compare(g: &Graphs, p: &Programs, staged: Option<&Staged>, steps: u64) -> Result<Report, Stopped> {
     let ranks = p.train.graph.mesh.ranks();
     let seed = g.recipe.seed;
     let zeros =
@@ -102,7 +109,8 @@ pub fn compare(g: &Graphs, p: &Programs, steps: u64) -> Result<Report, Stopped> 
         states: g.train.states.iter().map(|s| zeros(s.dtype, &s.dims)).collect(),
         ..Env::default()
     };
-    let mut report = Report { ranks, steps, compared: 0, largest: 0.0, noisy: Vec::new(), differs: None };
+    let mut report =
+        Report { ranks, steps, compared: 0, largest: 0.0, noisy: Vec::new(), differs: None, in_stages: false };
     let mut many: Vec<Env> = (0..ranks).map(|rank| Env { rank, ..part_of(&p.train.graph, &one, rank) }).collect();
     // Initial values, each in its own way.
     let init = Env { inputs: Vec::new(), ..one.clone() };
@@ -117,6 +125,7 @@ pub fn compare(g: &Graphs, p: &Programs, steps: u64) -> Result<Report, Stopped> 
         return Ok(report);
     }
     let start = one.clone();
+    let mut cut = staged.map(|s| (s, many.clone()));
     let mut noise: Option<Noise> = None;
     for step in 0..steps {
         one.step = step;
@@ -132,6 +141,16 @@ pub fn compare(g: &Graphs, p: &Programs, steps: u64) -> Result<Report, Stopped> 
             |k: usize, own: &Tensor| noise.get_or_insert_with(|| Noise::new(&start)).of(g, step + 1, k, own);
         if check(&mut report, step + 1, &p.train.graph, &g.train.outputs, &own, &theirs, &mut allowed)? {
             return Ok(report);
+        }
+        if let Some((s, envs)) = &mut cut {
+            for (env, whole) in envs.iter_mut().zip(&many) {
+                (env.step, env.inputs) = (step, whole.inputs.clone());
+            }
+            let theirs = emulate::run(&s.train, &s.atoms, envs)?;
+            if check(&mut report, step + 1, &s.train.graph, &g.train.outputs, &own, &theirs, &mut allowed)? {
+                report.in_stages = true;
+                return Ok(report);
+            }
         }
         settle(&g.train, &g.train, &mut one, &own);
         for (env, values) in many.iter_mut().zip(&theirs) {

@@ -61,8 +61,16 @@ impl After<'_, '_> {
     }
 
     fn ops(&self, now: usize) -> Vec<OpId> {
-        let written: Vec<ValueId> = self.slots.iter().filter(|s| s.1 == now).map(|s| s.0.value).collect();
-        self.c.with_needs(|id| self.is_own(id, now), &written, |id| self.repeats(id))
+        let mut values = self.others(now);
+        values.extend(self.slots.iter().filter(|s| s.1 == now).map(|s| s.0.value));
+        self.c.with_needs(|id| self.is_own(id, now), &values, |id| self.repeats(id))
+    }
+
+    /// Outputs, and what others need, that nothing behind computes.
+    fn others(&self, now: usize) -> Vec<ValueId> {
+        let sent = self.b.sends.iter().filter(|(_, from, _)| *from == self.rank).map(|(v, _, _)| *v);
+        let all = self.leaving.iter().map(|o| o.value).chain(sent);
+        all.filter(|v| self.level(*v) == now && self.c.def(*v).is_some_and(|id| self.repeats(id))).collect()
     }
 
     /// A parameter or state gets its new value when no later function reads the old one. Writing later may read later, too.
@@ -108,27 +116,13 @@ impl After<'_, '_> {
                 d.give(var(*r), *r, made);
             }
         }
-        if now == 0 {
-            self.give_others(&mut d);
-        }
-        d.finish(format!("after.{}.{now}", self.rank))
-    }
-
-    /// Outputs, and what others need, that nothing behind computes.
-    fn give_others(&self, d: &mut Draw) {
-        let again = |id: OpId| self.repeats(id);
-        let sent = self.b.sends.iter().filter(|(_, from, _)| *from == self.rank).map(|(v, _, _)| *v);
-        for v in self.leaving.iter().map(|o| o.value).chain(sent) {
-            if self.c.def(v).is_some_and(again) && !d.is_given(v) {
-                for id in self.c.with_needs(|_| false, &[v], again) {
-                    if !d.has(self.c.g().op(id).results[0]) {
-                        d.op(id);
-                    }
-                }
+        for v in self.others(now) {
+            if !d.is_given(v) {
                 let made = d.value(v);
                 d.give(Var::Once(v), v, made);
             }
         }
+        d.finish(format!("after.{}.{now}", self.rank))
     }
 }
 

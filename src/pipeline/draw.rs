@@ -61,10 +61,6 @@ impl<'a> Draw<'a> {
         Draw { from, var, g, map: HashMap::new(), args: Vec::new(), states: HashMap::new(), phase }
     }
 
-    pub fn has(&self, v: ValueId) -> bool {
-        self.map.contains_key(&v)
-    }
-
     /// Repeats an operation of the step.
     pub fn op(&mut self, id: OpId) {
         let op = self.from.op(id);

@@ -83,6 +83,16 @@ fn depends(g: &Graph) -> Vec<u8> {
     all
 }
 
+/// By value: the last stage whose turns read it in the backward pass, be it by way of operations that belong to no turn.
+fn highest_readers(g: &Graph, turns: &Turns) -> Vec<Option<usize>> {
+    let mut highest: Vec<Option<usize>> = vec![None; g.values.len()];
+    for op in g.block(ENTRY).ops.iter().rev().map(|id| g.op(*id)).filter(|op| op.phase == Phase::Backward) {
+        let stage = turns.of_scope(g, op.scope).or_else(|| op.results.iter().filter_map(|r| highest[r.index()]).max());
+        op.args.iter().for_each(|a| highest[a.index()] = highest[a.index()].max(stage));
+    }
+    highest
+}
+
 impl Stages {
     pub fn new(mut flat: Flat, turns: &Turns) -> Result<Stages, String> {
         let depends = depends(&flat.g);
@@ -98,6 +108,10 @@ impl Stages {
         let last = turns.stage.iter().copied().max().unwrap_or(0);
         let mut of: Vec<Option<usize>> = vec![None; g.ops.len()];
         let mut in_turn = vec![false; g.ops.len()];
+        let highest = highest_readers(g, turns);
+        let mut read_behind = vec![false; g.values.len()];
+        let after = ops.iter().filter(|id| flat.part[id.index()] == Part::After).flat_map(|id| &g.op(*id).args);
+        after.chain(g.outputs.iter().map(|o| &o.value)).for_each(|v| read_behind[v.index()] = true);
         // By value: the stage, and whether the backward pass makes it.
         let mut made: Vec<Option<(usize, bool)>> = vec![None; g.values.len()];
         for id in &ops {
@@ -112,12 +126,18 @@ impl Stages {
             };
             let turn = turns.of_scope(g, op.scope);
             // A cotangent that begins with a scale and with what is fed belongs to whoever reads it.
-            if back && turn.is_none() && op.args.iter().all(|a| made[a.index()].is_none()) {
+            let alone = op.args.iter().all(|a| made[a.index()].is_none());
+            if back && turn.is_none() && alone && !op.results.iter().any(|r| read_behind[r.index()]) {
                 continue;
             }
             in_turn[id.index()] = turn.is_some();
             let stage = turn.unwrap_or_else(|| match (back, among(true).min()) {
                 (true, Some(first)) => first,
+                // What the backward pass begins with is made before all stages that need it.
+                (true, None) => {
+                    let readers = op.results.iter().filter_map(|r| highest[r.index()]);
+                    readers.chain(among(false)).max().unwrap_or(0)
+                }
                 _ => among(false).max().unwrap_or(0),
             });
             of[id.index()] = Some(stage);

@@ -97,7 +97,7 @@ fn gathers_are_repeated_once_for_the_backward_pass_and_change_nothing() {
         let options = partita::driver::Options { precision: Some(partita::types::DType::F64), ..options };
         let g = plans::graphs(&(world, options), plan);
         let p = plans::sound(plan, sharding::programs(&g)).expect("many ranks");
-        let report = verify::compare(&g, &p, 2).unwrap_or_else(|e| panic!("{e}"));
+        let report = verify::compare(&g, &p, None, 2).unwrap_or_else(|e| panic!("{e}"));
         assert!(report.differs.is_none() && report.compared > 100, "{plan}: {report:?}");
         let in_phase = |phase: Phase| {
             let ops = p.train.graph.ops.iter().filter(|o| o.phase == phase);
