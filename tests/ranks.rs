@@ -1,5 +1,7 @@
 //! Programs of many ranks: every collective on the executor against the interpreter.
 
+#[path = "ranks/matrix.rs"]
+mod matrix;
 #[path = "ranks/memory.rs"]
 mod memory;
 #[path = "ranks/models.rs"]

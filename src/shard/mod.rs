@@ -9,7 +9,8 @@
 //!
 //! Reading order: `nest.rs` (what an operation is to sharding), `classes.rs` (what repeats), `facts.rs` (what rules say of
 //! values), `propagate.rs` (what follows), `assign.rs` (which loops of an operation are cut), `halo.rs` and `ring.rs` (windows and
-//! attention over parts), `reduce.rs` (where partial values are reduced), `emit/` (the graph of a rank), `overlap.rs` (what runs while ranks
+//! attention over parts), `reduce.rs` (where partial values are reduced), `emit/` (the graph of a rank), `hoist.rs` (what loops need not
+//! repeat), `overlap.rs` (what runs while ranks
 //! exchange), `explain.rs` (what was decided, to be told). The rules are written down in `docs/layouts.md`.
 
 mod assign;
@@ -18,6 +19,7 @@ mod emit;
 mod explain;
 mod facts;
 mod halo;
+mod hoist;
 mod local;
 mod nest;
 mod overlap;
@@ -146,6 +148,7 @@ pub fn spread(graph: &Graph, rules: &Rules, storage: &Storage) -> Sharded {
     }
     reduce::place_reductions(&mut state);
     let mut out = emit::emit(&state);
+    hoist::gathers(&mut out.graph);
     out.story = Story::of(state);
     out.story.graph = graph;
     out

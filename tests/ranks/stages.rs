@@ -29,7 +29,7 @@ fn programs(source: &str, plan: &str, precision: DType, alone: bool) -> [Arc<Pro
     [compiled(module), program(&g.train, &g.init)]
 }
 
-fn compare(source: &str, plan: &str, precision: DType, vocabulary: usize, tolerance: f64) {
+pub fn compare(source: &str, plan: &str, precision: DType, vocabulary: usize, tolerance: f64) {
     compare_programs(programs(source, plan, precision, false), plan, vocabulary, tolerance);
 }
 
@@ -65,7 +65,7 @@ fn compare_programs(programs: [Arc<Program>; 2], plan: &str, vocabulary: usize, 
 }
 
 /// A GPT with a tied head and dropout.
-fn gpt(depth: usize) -> String {
+pub fn gpt(depth: usize) -> String {
     let sizes = format!("batch = 8, seq = 6, vocab = 13, embed = 8, heads = 2, depth = {depth}");
     let gpt = plans::gpt(&sizes, "adamw(lr = 1e-2)");
     gpt.replace("nn.{", "nn.{dropout, ")
@@ -73,14 +73,14 @@ fn gpt(depth: usize) -> String {
         .replace("seed 1\n", "seed 1\n    clip 0.5\n")
 }
 
-fn plan(ranks: usize, schedule: &str, microbatches: usize, mesh: &str, more: &str) -> String {
+pub fn plan(ranks: usize, schedule: &str, microbatches: usize, mesh: &str, more: &str) -> String {
     format!(
         "mesh pp = {ranks}{mesh}\npipeline depth by pp {{ schedule = {schedule}, microbatches = {microbatches} }}\n{more}"
     )
 }
 
 /// All schedules of so many ranks, with the stages that they need.
-fn schedules(ranks: usize) -> Vec<(&'static str, usize)> {
+pub fn schedules(ranks: usize) -> Vec<(&'static str, usize)> {
     let one = ["gpipe", "1f1b", "zb_h1", "zb_h2", "dualpipe"].map(|s| (s, ranks));
     let two = ["interleaved(2)", "looped_bfs(2)", "zb_v", "v_half", "v_min", "dualpipe_v"].map(|s| (s, 2 * ranks));
     [&one[..], &two[..]].concat()
