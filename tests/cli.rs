@@ -16,6 +16,8 @@ mod meshes;
 mod plans;
 #[path = "cli/programs.rs"]
 mod programs;
+#[path = "cli/replicas.rs"]
+mod replicas;
 #[path = "common/run.rs"]
 mod run;
 #[path = "cli/sampling.rs"]

@@ -195,6 +195,12 @@ fn commands_on_the_page_on_memory_print_what_it_shows() {
     assert!(seen > 5, "only {seen} commands found");
 }
 
+#[test]
+fn commands_on_the_page_on_replicas_print_what_it_shows() {
+    let seen = prints_what_it_shows("replicas.md");
+    assert!(seen > 2, "only {seen} commands found");
+}
+
 /// The commands in fences without a language, in a folder with the page's programs. Plans stand in fences of their own and belong to the
 /// first program. `BLESS=1` writes what differs, without anything left out. Gives the number of commands.
 fn prints_what_it_shows(name: &str) -> usize {

@@ -12,6 +12,8 @@ mod plans;
 mod programs;
 #[path = "ranks/published.rs"]
 mod published;
+#[path = "ranks/replicas.rs"]
+mod replicas;
 #[path = "ranks/stages.rs"]
 mod stages;
 #[path = "support/ranks.rs"]

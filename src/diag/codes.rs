@@ -82,6 +82,7 @@ codes! {
     "E0603" "schedule is invalid"
     "E0604" "does not fit memory"
     "E0605" "step cannot be cut into stages"
+    "E0606" "replicas cannot train apart"
     "E0701" "input fed never or twice"
     "E0702" "parameter without optimizer"
     "E0703" "selector matches nothing"
@@ -124,4 +125,5 @@ codes! {
     "W0013" "gathered whole unasked"
     "W0014" "recomputation without effect"
     "W0015" "recomputation that was chosen"
+    "W0016" "steps after the last outer step"
 }

@@ -20,6 +20,8 @@ pub struct Shown {
     pub graphs: Graphs,
     /// None on one device.
     pub sharded: Option<Sharded>,
+    /// What follows each so many training steps.
+    pub outer: Option<Sharded>,
 }
 
 /// The training step's collectives under the options' plan, or those of evaluation.
@@ -45,7 +47,11 @@ pub fn shown(options: &Options, eval: bool, world: &dyn World) -> Outcome<Shown>
         let cut = stages::step(&graphs, &s.graph, eval, &also.unwrap_or(none), &lowering)?;
         comm.between_stages = cut.map_or_else(Vec::new, |p| p.sent());
     }
-    Ok(Shown { comm, graphs, sharded })
+    let outer = if eval { None } else { sharding::outer(&graphs)? };
+    if let (Some(o), Some((every, _))) = (&outer, &graphs.outer) {
+        comm.with_outer(*every, Comm::of("", Vec::new(), "outer", Some((o, &graphs.findings.sources))));
+    }
+    Ok(Shown { comm, graphs, sharded, outer })
 }
 
 /// What is found when the training step's program of a rank is made under the options' plan.
@@ -65,9 +71,11 @@ pub fn found(options: &Options, world: &dyn World) -> Outcome<Findings> {
 impl Shown {
     /// The collective of a number, explained.
     pub fn why(&self, id: usize) -> Result<String, Diagnostic> {
-        let (Some(entry), Some(s), Some(rules)) =
-            (self.comm.collectives.get(id.wrapping_sub(1)), &self.sharded, self.rules())
-        else {
+        let known = self.comm.collectives.len();
+        let outer = self.comm.outer.iter().flat_map(|(_, o)| &o.collectives);
+        let entry = self.comm.collectives.iter().chain(outer).find(|e| e.id == id);
+        let of = if id > known { &self.outer } else { &self.sharded };
+        let (Some(entry), Some(s), Some(rules)) = (entry, of, self.rules()) else {
             let d = Diagnostic::error("E0902", format!("there is no collective {id}"));
             return Err(match self.comm.collectives.len() {
                 0 => d.help("nothing is exchanged"),
@@ -75,8 +83,11 @@ impl Shown {
             });
         };
         let told = why::explain(entry, s, rules, &self.graphs.findings.sources).unwrap_or_default();
-        let removals = self.removals(entry, &told, rules);
-        Ok(told.text(&entry.title(), &removals))
+        // No rule can be left out of an outer step but the statement that asks for it.
+        Ok(match id > known {
+            true => told.text(&entry.title("outer step"), &[]),
+            false => told.text(&entry.title("step"), &self.removals(entry, &told, rules)),
+        })
     }
 
     /// What rules can be left out such that a collective is gone, and what a step sends then: of each rule the least part.

@@ -1,7 +1,7 @@
 //! What runs the steps of a recipe: the executor of compiled programs, or the reference interpreter.
 
 use super::findings::{Stop, diagnostic};
-use super::pipeline::{EVAL, Graphs, INIT, TRAIN};
+use super::pipeline::{EVAL, Graphs, INIT, OUTER, TRAIN};
 use super::recipe::Recipe;
 use crate::interp::{self, InterpError, OutOfRange};
 use crate::ir::{self, Graph};
@@ -156,6 +156,8 @@ pub struct Compiled {
     params: Vec<Option<usize>>,
     states: Vec<Option<usize>>,
     watched: bool,
+    /// See [`Recipe::outer`].
+    outer: Option<u64>,
 }
 
 impl Compiled {
@@ -166,7 +168,7 @@ impl Compiled {
         let states = recipe.states.iter().map(|(s, _)| find(&program.states, &s.name)).collect();
         let watched = options.check_finite;
         let machine = Machine::open(program, options)?;
-        Ok(Compiled { machine, params, states, watched })
+        Ok(Compiled { machine, params, states, watched, outer: recipe.outer })
     }
 
     pub fn machine_mut(&mut self) -> &mut Machine {
@@ -223,7 +225,12 @@ impl Engine for Compiled {
             let values = numbers(dtype, &bytes);
             Figure { kind: o.kind, name: o.name.clone(), dtype, dims: o.dims.clone(), shape, values }
         });
-        Ok(read.collect())
+        let figures = read.collect();
+        if routine == Routine::Train && self.outer.is_some_and(|every| (number + 1).is_multiple_of(every)) {
+            let n = self.routine(OUTER)?;
+            self.machine.run(n, RunArgs { seed, step: number, position: 0 }).map_err(stop)?;
+        }
+        Ok(figures)
     }
 
     fn read(&self, slot: Slot, to: &mut Vec<u8>) {
@@ -308,6 +315,7 @@ pub struct Interpreted {
     train: Graph,
     eval: Graph,
     init: Graph,
+    outer: Option<(u64, Graph)>,
     params: Vec<interp::Tensor>,
     states: Vec<interp::Tensor>,
     texts: SourceMap,
@@ -324,6 +332,7 @@ impl Interpreted {
             train: g.train.clone(),
             eval: g.eval.clone(),
             init: g.init.clone(),
+            outer: g.outer.clone(),
             texts: g.findings.sources.clone(),
         }
     }
@@ -402,7 +411,16 @@ impl Engine for Interpreted {
         };
         let env = self.environment(&graph, seed, number, Some(batch))?;
         let values = self.evaluate(&graph, &env)?;
-        Ok(self.store(&graph, values))
+        let figures = self.store(&graph, values);
+        if let Some((every, outer)) = self.outer.clone()
+            && routine == Routine::Train
+            && (number + 1).is_multiple_of(every)
+        {
+            let env = self.environment(&outer, seed, number, None)?;
+            let values = self.evaluate(&outer, &env)?;
+            self.store(&outer, values);
+        }
+        Ok(figures)
     }
 
     fn read(&self, slot: Slot, to: &mut Vec<u8>) {

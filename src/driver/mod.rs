@@ -36,6 +36,7 @@ pub mod plan;
 pub mod profile;
 pub mod recipe;
 pub mod recompute;
+mod replicas;
 pub mod sample;
 pub mod sampler;
 pub mod scale;

@@ -5,6 +5,7 @@
 use super::pipeline::Graphs;
 use super::verify::{Stopped, data, settle};
 use crate::interp::{self, Env, Tensor};
+use crate::ir::Graph;
 use crate::types::rng;
 
 /// Runs with noise: one alone may come out without a difference by chance.
@@ -19,6 +20,15 @@ pub struct Noise {
     /// Steps that they have taken, and what the last of them gave.
     taken: u64,
     results: Vec<Vec<Tensor>>,
+    /// The same of the outer step, where one followed.
+    outer: Vec<Vec<Tensor>>,
+}
+
+/// A routine of a run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Of {
+    Step,
+    Outer,
 }
 
 impl Noise {
@@ -29,13 +39,14 @@ impl Noise {
             states: start.states.iter().enumerate().map(|(i, t)| noisy(t, run, 1 << 20 | i as u64)).collect(),
             ..start.clone()
         };
-        Noise { envs: (0..RUNS).map(run).collect(), taken: 0, results: Vec::new() }
+        Noise { envs: (0..RUNS).map(run).collect(), taken: 0, results: Vec::new(), outer: Vec::new() }
     }
 
-    /// What an output of a step may differ by, absolutely.
-    pub fn of(&mut self, g: &Graphs, steps: u64, output: usize, own: &Tensor) -> Result<f64, Stopped> {
+    /// What an output of a step, or of the outer step after it, may differ by, absolutely.
+    pub fn of(&mut self, g: &Graphs, (of, steps): (Of, u64), output: usize, own: &Tensor) -> Result<f64, Stopped> {
         while self.taken < steps {
             self.results.clear();
+            self.outer.clear();
             for (run, env) in self.envs.iter_mut().enumerate() {
                 env.step = self.taken;
                 let inputs = (0..g.train.inputs.len()).map(|i| {
@@ -46,13 +57,24 @@ impl Noise {
                 let values = interp::run(&g.train, env)?;
                 settle(&g.train, &g.train, env, &values);
                 self.results.push(values);
+                if let Some(outer) = due(g, self.taken) {
+                    let values = interp::run(outer, &Env { inputs: Vec::new(), ..env.clone() })?;
+                    settle(outer, &g.train, env, &values);
+                    self.outer.push(values);
+                }
             }
             self.taken += 1;
         }
-        let moved = self.results.iter().flat_map(|values| values[output].data.iter().zip(&own.data));
+        let results = if of == Of::Step { &self.results } else { &self.outer };
+        let moved = results.iter().flat_map(|values| values[output].data.iter().zip(&own.data));
         let most = moved.map(|(x, y)| (x - y).abs()).filter(|d| d.is_finite()).fold(0.0, f64::max);
         Ok(FACTOR * most)
     }
+}
+
+/// The outer step that follows a step.
+pub fn due(g: &Graphs, step: u64) -> Option<&Graph> {
+    g.outer.as_ref().filter(|(every, _)| (step + 1).is_multiple_of(*every)).map(|(_, outer)| outer)
 }
 
 /// An array whose numbers are up to two roundings off.

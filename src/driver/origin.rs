@@ -5,10 +5,10 @@ use super::check::Checked;
 use super::recipe::Recipe;
 use crate::diag::Diagnostic;
 use crate::elaborate::Elab;
-use crate::ir::Graph;
 use crate::ir::digest::digest;
 use crate::runtime::RuntimeError;
 use crate::runtime::checkpoint::{Checkpoint, bytes_fingerprint, text_fingerprint};
+use crate::source::Span;
 use crate::syntax::ast::{Train, TrainKind};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -75,8 +75,17 @@ impl Author {
 }
 
 impl Origin {
-    pub fn of(c: &Checked, path: &Path, plan: Option<&str>, item: &Train, walk: &Elab, init: &Graph) -> Origin {
+    /// `plan`: its name, and where it says that replicas train apart or with earlier parameters.
+    pub fn of(
+        c: &Checked,
+        path: &Path,
+        (plan, replicas): (Option<&str>, Option<Span>),
+        item: &Train,
+        walk: &Elab,
+    ) -> Origin {
+        let words = |span: Span| c.sources.text(span).split_whitespace().collect::<Vec<_>>().join(" ");
         let mut settings = vec![("plan".to_string(), plan.unwrap_or("none").to_string())];
+        settings.extend(replicas.map(|span| ("replicas".to_string(), words(span))));
         for line in &item.lines {
             let name = match &line.kind {
                 TrainKind::Data { valid: false, .. } => "data",
@@ -95,7 +104,7 @@ impl Origin {
                 | TrainKind::Log(_)
                 | TrainKind::Load { .. } => continue,
             };
-            let text = c.sources.text(line.span).split_whitespace().collect::<Vec<_>>().join(" ");
+            let text = words(line.span);
             let value = text.strip_prefix(name).unwrap_or(&text).trim().to_string();
             let nth = settings.iter().filter(|s| s.0.split(' ').next() == Some(name)).count();
             settings.push((if nth == 0 { name.to_string() } else { format!("{name} {}", nth + 1) }, value));
@@ -109,7 +118,7 @@ impl Origin {
             settings,
             values,
             step: bytes_fingerprint(&digest(&walk.b.graph)),
-            begin: bytes_fingerprint(&digest(init)),
+            begin: bytes_fingerprint(&digest(&walk.init.graph)),
             version: env!("CARGO_PKG_VERSION").to_string(),
         }
     }

@@ -5,18 +5,18 @@ use super::findings::{Findings, Outcome};
 use super::options::Options;
 use super::origin::Origin;
 use super::passes::{Passes, internal};
-use super::recipe::{Load, Recipe, Valid};
+use super::recipe::{Copied, Load, Recipe, Valid};
 use super::recompute;
 use super::sample::{self, SampleGraphs};
 use super::sharding::{self, Programs, Sharding};
-use super::{average, data, memory, plan, schedule, size, stages};
+use super::{average, data, memory, plan, replicas, schedule, size, stages};
 use crate::autodiff;
 use crate::codegen::cpu::Target;
 use crate::diag::{Diagnostic, Sink, did_you_mean};
 use crate::elaborate::train::TrainFacts;
 use crate::elaborate::weights::{self, WeightsMap};
 use crate::elaborate::{Elab, Mode};
-use crate::ir::{Constant, Graph, Op, OutputKind, StateKind, prune};
+use crate::ir::{Constant, Graph, Op, OutputKind, ParamId, StateId, StateKind, prune};
 use crate::kernel::{self, Module};
 use crate::memory::Offload;
 use crate::program::{Program, Role};
@@ -26,6 +26,7 @@ use crate::runtime::checkpoint::TensorInfo;
 use crate::source::{SourceMap, World};
 use crate::stage;
 use crate::syntax::ast::{ItemKind, Train};
+use std::borrow::Cow;
 use std::panic::resume_unwind;
 use std::path::Path;
 use std::thread::Builder;
@@ -39,6 +40,8 @@ pub struct Graphs {
     pub train: Graph,
     pub eval: Graph,
     pub init: Graph,
+    /// After every so many training steps, what makes replicas one again.
+    pub outer: Option<(u64, Graph)>,
     /// How the plan spreads them over ranks; none on one device.
     pub sharding: Option<Sharding>,
     /// What the backward pass of the train step computes again: on one device it does so in `train`.
@@ -54,6 +57,7 @@ pub struct Graphs {
 pub const TRAIN: &str = "train";
 pub const EVAL: &str = "eval";
 pub const INIT: &str = "init";
+pub const OUTER: &str = "outer";
 
 /// Everything up to graphs, for a run whose results are to be kept: none if `check` refuses a model, train or sample item,
 /// though the run itself may not read it.
@@ -96,6 +100,13 @@ pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
     p.graph("init", &train.init.graph, &c.sources)?;
 
     // Evaluation is elaborated on its own: `training` is another constant there.
+    let apart = replicas::asked(options, &c.program);
+    let share = apart.as_ref().map(|r| p.run("elaborate replica", || replicas::share(&c, &train, &facts, item, r)));
+    let mut share = share.transpose().map_err(|d| with(d, &c.sources))?;
+    if let Some(s) = &mut share {
+        take(&mut found, &mut s.walk.sink, &c.sources)?;
+    }
+
     let mut eval = Elab::new(&c.program, c.settings.clone(), Mode::EVAL, single.precision);
     eval.fed = train.fed.clone();
     p.run("elaborate eval", || {
@@ -105,8 +116,10 @@ pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
     });
     take(&mut found, &mut eval.sink, &c.sources)?;
 
-    let (mut sharding, asked, offload) =
-        p.run("resolve plan", || sharding::resolve(options, &c.program, &mut train, &mut eval, &mut found));
+    let (mut sharding, asked, offload) = p.run("resolve plan", || {
+        let walk = share.as_mut().map_or(&mut train, |s| &mut s.walk);
+        sharding::resolve(options, &c.program, walk, &mut eval, &mut found)
+    });
     take(&mut found, &mut Sink::default(), &c.sources)?;
     if let Some(s) = &mut sharding {
         let mut texts = c.sources.clone();
@@ -117,13 +130,26 @@ pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
     recipe.loads = p.run("map weights", || loads(&c, &train, &facts, item, base, &mut found));
     take(&mut found, &mut Sink::default(), &c.sources)?;
     recipe.origin = p.run("fingerprints", || {
-        Origin::of(&c, &options.request.path, options.plan.as_deref(), item, &train, &train.init.graph)
+        let plan = options.plan.as_deref();
+        let replicas = apart.as_ref().map(|r| r.span).or(single.delayed);
+        Origin::of(&c, &options.request.path, (plan, replicas), item, &train)
     });
-    let (mut train, init) = (train.b.finish(), train.init.finish());
+    let made = p.run("replicas", || match (share, &apart) {
+        (Some(s), Some(r)) => replicas::Graphs::apart(s, r),
+        _ => Ok(replicas::Graphs::walked(train, &facts)),
+    });
+    let mut made = made.map_err(|d| with(*d, &c.sources))?;
+    if let Some(at) = single.delayed {
+        let alone = replicas::alone(at, apart.as_ref(), item).map_err(|d| with(d, &c.sources));
+        alone?;
+        made = p.run("earlier parameters", || made.delayed());
+    }
+    made.note(&mut recipe);
+    let replicas::Graphs { mut train, init, outer, averages, sample, .. } = made;
     let mut eval = eval.b.finish();
 
     // Weights that evaluation reads are the averages, where there are any.
-    p.run("read averages", || average::read_averages(&mut eval, &train, &facts.averages));
+    p.run("read averages", || average::read_averages(&mut eval, &train, &averages));
     // What nobody reads at each step is not computed: tools that want an `output` compile it on purpose.
     wanted_outputs(&eval, options).map_err(|d| with(d, &c.sources))?;
     p.run("drop outputs", || {
@@ -135,7 +161,7 @@ pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
     });
     p.graph("eval", &eval, &c.sources)?;
     // A step in microbatches is a rewrite of the whole step, which therefore must be complete.
-    if let (Some((parts, span)), Some(sample)) = (single.microbatches, facts.sample_dim) {
+    if let (Some((parts, span)), Some(sample)) = (single.microbatches, sample) {
         train = p.run("accumulate", || stage::accumulate(&train, sample, parts as usize)).map_err(|d| {
             let d = match d.primary {
                 Some(_) => d.and(span, "microbatches are asked for here"),
@@ -144,6 +170,7 @@ pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
             with(d, &c.sources)
         })?;
     }
+    let outer = outer.map(|(every, g)| (every, prune::prune(&g)));
     let init = p.run("drop zeros", || without_zeros(init));
     let [train, eval, init] = p.run("prune", || [train, eval, init].map(|g| prune::prune(&g)));
     for (name, graph) in [("train-pruned", &train), ("eval-pruned", &eval), ("init-pruned", &init)] {
@@ -158,6 +185,7 @@ pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
         train,
         eval,
         init,
+        outer,
         sharding,
         again: None,
         short: None,
@@ -189,7 +217,7 @@ fn without_zeros(mut init: Graph) -> Graph {
 }
 
 /// All routines of training.
-pub const ALL: &[&str] = &[TRAIN, EVAL, INIT];
+pub const ALL: &[&str] = &[TRAIN, EVAL, INIT, OUTER];
 
 /// Graphs as a program for this machine: the routines of these names, and those of sampling.
 pub fn program(
@@ -206,18 +234,26 @@ pub fn program(
     let mut module = Module::new(&sources);
     let mut stored = None;
     let mut staged = None;
+    let sample = sample.map(|s| of_model(s, &g.train, &g.recipe));
+    let sample = sample.as_deref();
     if let Some(programs) = p.run("shard", || sharding::programs(g))? {
         staged = p.run("cut stages", || stages::staged(g, &programs, &options.lowering()))?;
         (g.train, g.eval, g.init) = (programs.train.graph, programs.eval.graph, programs.init.graph);
+        if let (Some((_, to)), Some(outer)) = (&mut g.outer, programs.outer) {
+            *to = outer.graph;
+        }
         stored = g.sharding.take().map(|s| s.storage);
     }
     // What is lowered is not needed any more.
     p.run("lower", || {
+        let mut outer = std::mem::take(&mut g.outer).map(|o| o.1);
         if let Some(s) = &staged {
-            s.lower_into(&mut module, &g.init, routines, &options.lowering());
+            s.lower_into(&mut module, (&g.init, outer.as_ref()), routines, &options.lowering());
             return;
         }
-        for (name, graph) in [(TRAIN, &mut g.train), (EVAL, &mut g.eval), (INIT, &mut g.init)] {
+        let outer = outer.as_mut().map(|g| (OUTER, g));
+        for (name, graph) in [(TRAIN, &mut g.train), (EVAL, &mut g.eval), (INIT, &mut g.init)].into_iter().chain(outer)
+        {
             if routines.contains(&name) {
                 module.add_pruned(name, std::mem::take(graph), &options.lowering());
             }
@@ -240,25 +276,45 @@ pub fn program(
     Ok(module.program)
 }
 
+/// A sampler beside training: what it reads are not the copies that are trained.
+fn of_model<'s>(s: &'s SampleGraphs, train: &Graph, recipe: &Recipe) -> Cow<'s, SampleGraphs> {
+    if recipe.copied.is_empty() {
+        return Cow::Borrowed(s);
+    }
+    let number = |c: &Copied| (ParamId(c.param as u32), StateId(c.model as u32));
+    let models: Vec<(ParamId, StateId)> = recipe.copied.iter().map(number).collect();
+    let mut own = s.clone();
+    own.routines.iter_mut().for_each(|(_, g)| average::read_averages(g, train, &models));
+    Cow::Owned(own)
+}
+
 /// Routines as steps and kernels, without machine code, on one device.
 pub fn lowered<'s>(g: &Graphs, routines: &[&str], sources: &'s SourceMap, options: &Options) -> Module<'s> {
-    module([&g.train, &g.eval, &g.init], routines, sources, options)
+    module([&g.train, &g.eval, &g.init], g.outer.as_ref().map(|o| &o.1), routines, sources, options)
 }
 
 /// The same of all routines of the ranks that the plan spreads it over: of one of them, which stands for all; of each stage.
 pub fn of_rank<'s>(g: &Graphs, p: Option<&Programs>, sources: &'s SourceMap, options: &Options) -> Outcome<Module<'s>> {
     let Some(p) = p else { return Ok(lowered(g, ALL, sources, options)) };
     let Some(staged) = stages::staged(g, p, &options.lowering())? else {
-        return Ok(module([&p.train.graph, &p.eval.graph, &p.init.graph], ALL, sources, options));
+        let outer = p.outer.as_ref().map(|o| &o.graph);
+        return Ok(module([&p.train.graph, &p.eval.graph, &p.init.graph], outer, ALL, sources, options));
     };
     let mut module = Module::new(sources);
-    staged.lower_into(&mut module, &p.init.graph, ALL, &options.lowering());
+    let outer = p.outer.as_ref().map(|o| &o.graph);
+    staged.lower_into(&mut module, (&p.init.graph, outer), ALL, &options.lowering());
     Ok(module)
 }
 
-fn module<'s>(graphs: [&Graph; 3], routines: &[&str], sources: &'s SourceMap, options: &Options) -> Module<'s> {
+fn module<'s>(
+    graphs: [&Graph; 3],
+    outer: Option<&Graph>,
+    routines: &[&str],
+    sources: &'s SourceMap,
+    options: &Options,
+) -> Module<'s> {
     let mut module = Module::new(sources);
-    for (name, graph) in ALL.iter().zip(graphs) {
+    for (name, graph) in ALL.iter().zip(graphs.into_iter().chain(outer)) {
         if routines.contains(name) {
             module.add_pruned(name, graph.clone(), &options.lowering());
         }
@@ -360,6 +416,8 @@ fn recipe(
         params: graph.params.iter().map(|p| info(&p.path, p.dtype, &p.dims)).collect(),
         states: graph.states.iter().map(|s| (info(&s.path, s.dtype, &s.dims), role(s.kind))).collect(),
         averages: facts.averages.iter().map(|(p, s)| (p.index(), s.index())).collect(),
+        copied: Vec::new(),
+        outer: None,
         loads: Vec::new(),
         unit: unit.to_string(),
         units,
@@ -391,7 +449,7 @@ pub fn loads(c: &Checked, train: &Elab, facts: &TrainFacts, item: &Train, base: 
 /// Steps of a train item that does not say.
 const DEFAULT_STEPS: u64 = 1000;
 
-fn role(kind: StateKind) -> Role {
+pub(super) fn role(kind: StateKind) -> Role {
     match kind {
         StateKind::Model => Role::Model,
         StateKind::Optimizer => Role::Optimizer,

@@ -4,12 +4,13 @@ use super::check;
 use super::findings::Outcome;
 use super::options::Options;
 use super::pipeline::{sound, with};
-use crate::check::plan::{given_twice, whole};
+use crate::check::plan::{given_twice, schedule as schedule_of, whole};
 use crate::diag::{Diagnostic, Sink};
 use crate::elaborate::plan;
 use crate::resolve::Program;
+use crate::schedule::Schedule;
 use crate::source::{Span, World};
-use crate::syntax::ast::PlanKind;
+use crate::syntax::ast::{PlanKind, PlanValue};
 use crate::types::DType;
 
 /// What of a plan takes effect on one device.
@@ -18,11 +19,13 @@ pub struct Single {
     pub precision: DType,
     /// How many, and where the plan says so.
     pub microbatches: Option<(u64, Span)>,
+    /// Where the plan has a step compute with the parameters of the step before.
+    pub delayed: Option<Span>,
 }
 
 /// The plan of the options, on one device.
 pub fn single(options: &Options, program: &Program) -> Result<Single, Diagnostic> {
-    let mut out = Single { precision: DType::F32, microbatches: None };
+    let mut out = Single { precision: DType::F32, microbatches: None, delayed: None };
     if let Some(d) = given_twice(&options.mesh) {
         return Err(d);
     }
@@ -42,6 +45,9 @@ pub fn single(options: &Options, program: &Program) -> Result<Single, Diagnostic
                     let given = opts.iter().find(|o| o.name.text == "microbatches");
                     let count = given.and_then(|o| Some((whole(&o.value, &mut Sink::default())?, o.value.span)));
                     out.microbatches = count.or(out.microbatches);
+                    let schedule = opts.iter().find(|o| o.name.text == "schedule");
+                    let chosen = |v: &PlanValue| schedule_of(v, &mut Sink::default()) == Some(Schedule::TwoBw);
+                    out.delayed = schedule.filter(|o| chosen(&o.value)).map(|o| o.value.span);
                 }
                 _ => {}
             }

@@ -36,6 +36,12 @@ pub struct Recipe {
     pub states: Vec<(TensorInfo, Role)>,
     /// Parameter and the state that holds its average, by number.
     pub averages: Vec<(usize, usize)>,
+    /// Parameters that are copies of the model's.
+    #[serde(default)]
+    pub copied: Vec<Copied>,
+    /// After how many steps each the routine runs that makes replicas one.
+    #[serde(default)]
+    pub outer: Option<u64>,
     pub loads: Vec<Load>,
     /// What is counted per second, and how many of it a step has.
     pub unit: String,
@@ -44,6 +50,16 @@ pub struct Recipe {
     pub precision: String,
     /// The program and its settings, for checkpoints.
     pub origin: Origin,
+}
+
+/// A parameter of the program that holds copies of the model's (of replicas, or an earlier one), which a state holds.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Copied {
+    /// Numbers of the two in the recipe.
+    pub param: usize,
+    pub model: usize,
+    /// Of the copies; the recipe's parameter is the model's.
+    pub info: TensorInfo,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

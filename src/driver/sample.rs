@@ -78,6 +78,7 @@ pub enum TextForm {
 }
 
 /// A sample item as graphs.
+#[derive(Clone)]
 pub struct SampleGraphs {
     pub findings: Findings,
     pub recipe: SampleRecipe,

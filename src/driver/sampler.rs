@@ -14,6 +14,7 @@ use crate::runtime::checkpoint::{Checkpoint, TensorInfo};
 use crate::runtime::data::{CharTable, Input, given};
 use crate::runtime::exec::{Array, ExecOptions, RunArgs};
 use crate::runtime::tokenizer::{Bytes, Chars, Codec, Ids, Tokenizer};
+use crate::stage::replicas::model_path;
 
 /// What the command line says of the draw.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -109,7 +110,11 @@ impl Sampler {
         let program = self.machine.program();
         let machine = &mut self.machine;
         from.read_each(MODEL, &mut |info, bytes| {
-            if let Some(n) = program.params.iter().position(|p| p.path == info.name) {
+            // A program that trains, too, may have copies in the place of the parameter.
+            let model = model_path(&info.name);
+            if let Some(n) = program.states.iter().position(|s| s.path == model) {
+                machine.write(Array::State(n), bytes);
+            } else if let Some(n) = program.params.iter().position(|p| p.path == info.name) {
                 machine.write(Array::Param(n), bytes);
             } else if let Some(n) = program.states.iter().position(|s| s.path == info.name) {
                 machine.write(Array::State(n), bytes);

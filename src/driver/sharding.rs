@@ -6,6 +6,7 @@ use super::passes::internal;
 use super::pipeline::Graphs;
 use super::recompute::{self, Asked};
 use crate::check::plan::{Gather, Link, Order};
+use crate::check::replicas::Rule;
 use crate::diag::{Diagnostic, Sink};
 use crate::elaborate::Elab;
 use crate::elaborate::plan::{self, PlanScope, ResolvedPlan, RuleKind};
@@ -37,6 +38,7 @@ pub struct Programs {
     pub train: Sharded,
     pub eval: Sharded,
     pub init: Sharded,
+    pub outer: Option<Sharded>,
 }
 
 impl Sharding {
@@ -46,6 +48,11 @@ impl Sharding {
         let part = |p: &Pin| Some(Pin { dim: stage::part_of(train, p.dim)?, ..p.clone() });
         let more: Vec<Pin> = self.train.pins.iter().filter_map(part).collect();
         self.train.pins.extend(more);
+        if let (Some(r), Some(dim)) = (&self.plan.replicas, stage::replicas::dim_of(train)) {
+            let entries = self.mesh().atoms_of(r.axis).into_iter().filter(|a| self.mesh().size(*a) > 1);
+            let entries = entries.map(Entry::new).collect();
+            self.train.pins.push(Pin { dim, entries, place: None, strength: Strength::Inline, span: r.span });
+        }
         Sharding { storage: shard::storage(train, &self.train), ..self }
     }
 
@@ -76,7 +83,12 @@ pub fn resolve(
         parameters: to_host(plan::Offload::Parameters),
     };
     let other = eval.resolve_plan_again(ast, &options.mesh);
-    let (rules, others) = match (rules(&plan, &train.b.graph), self::rules(&other, &eval.b.graph)) {
+    // Replicas have their share of the samples by a dim of their own, which comes later.
+    let mut own = plan.clone();
+    if let Some(r) = plan.replicas.as_ref().filter(|r| r.rule != Rule::Stale(0)) {
+        own.rules.iter_mut().for_each(|rule| rule.axes.retain(|a| *a != r.axis));
+    }
+    let (rules, others) = match (rules(&own, &train.b.graph), self::rules(&other, &eval.b.graph)) {
         (Ok(a), Ok(b)) => (a, b),
         (Err(d), _) | (_, Err(d)) => {
             found.push(*d);
@@ -100,7 +112,7 @@ pub fn resolve(
 }
 
 /// How the plan of the options spreads the graphs of a sampler.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Spread {
     pub rules: Rules,
     pub storage: Storage,
@@ -172,6 +184,7 @@ pub fn programs(g: &Graphs) -> Outcome<Option<Programs>> {
         train: one("shard train", &g.train, &s.train, s, g, g.again.as_ref())?,
         eval: one("shard eval", &g.eval, &s.eval, s, g, None)?,
         init: one("shard init", &g.init, &init, s, g, None)?,
+        outer: outer(g)?,
     }))
 }
 
@@ -185,6 +198,12 @@ pub fn train(g: &Graphs) -> Outcome<Sharded> {
             Ok(shard::shard(&g.train, &rules, &storage))
         }
     }
+}
+
+/// What makes replicas one, on a rank; none on one device, and without replicas that train apart.
+pub fn outer(g: &Graphs) -> Outcome<Option<Sharded>> {
+    let (Some(s), Some((_, outer))) = (&g.sharding, &g.outer) else { return Ok(None) };
+    one("shard outer", outer, &s.train, s, g, None).map(Some)
 }
 
 /// The evaluation step of a rank; none on one device.

@@ -1,7 +1,7 @@
 //! A plan's pipeline: which turns make a stage, the table of its schedule, and the steps of the ranks of each stage.
 
 use super::findings::{Findings, Outcome};
-use super::pipeline::{EVAL, Graphs, INIT, TRAIN, with};
+use super::pipeline::{EVAL, Graphs, INIT, OUTER, TRAIN, with};
 use super::sharding::Programs;
 use crate::diag::Diagnostic;
 use crate::elaborate::plan::Pipeline;
@@ -10,6 +10,7 @@ use crate::kernel::{self, Module, Options};
 use crate::mesh::Atom;
 use crate::pipeline::{Holders, Pipelined, Turns, pipelined};
 use crate::schedule::{Action, Table, Work};
+use crate::stage::replicas::param_of;
 
 /// The steps of a training run, cut into stages.
 pub struct Staged {
@@ -24,8 +25,14 @@ pub fn staged(g: &Graphs, p: &Programs, options: &Options) -> Outcome<Option<Sta
     let Some(plan) = &sharding.plan.pipeline else { return Ok(None) };
     let atoms = sharding.mesh().atoms_of(plan.axis);
     let Some(eval) = step(g, &p.eval.graph, true, &Holders::new(), options)? else { return Ok(None) };
-    // What evaluation reads is trained where it reads it.
-    let train = step(g, &p.train.graph, false, &eval.holders(), options)?;
+    // What evaluation reads is trained where it reads it; of a parameter that is copies of the model's the copies are there, too.
+    let mut also = eval.holders();
+    for (path, homes) in eval.holders() {
+        if let Some(param) = param_of(&path) {
+            *also.entry(param.to_string()).or_default() |= homes;
+        }
+    }
+    let train = step(g, &p.train.graph, false, &also, options)?;
     Ok(train.map(|train| Staged { atoms, train, eval }))
 }
 
@@ -49,15 +56,23 @@ pub fn step(g: &Graphs, graph: &Graph, eval: bool, also: &Holders, options: &Opt
 
 impl Staged {
     /// Adds routines of these names.
-    pub fn lower_into(&self, module: &mut Module<'_>, init: &Graph, routines: &[&str], options: &Options) {
+    pub fn lower_into(
+        &self,
+        module: &mut Module<'_>,
+        (init, outer): (&Graph, Option<&Graph>),
+        routines: &[&str],
+        options: &Options,
+    ) {
         module.program.pipeline = self.atoms.clone();
         for (name, step) in [(TRAIN, &self.train), (EVAL, &self.eval)] {
             if routines.contains(&name) {
                 module.add_pipelined(name, step, options);
             }
         }
-        if routines.contains(&INIT) {
-            module.add_by_stage(INIT, init, self.train.ranks.len(), options);
+        for (name, graph) in [(INIT, Some(init)), (OUTER, outer)] {
+            if let Some(graph) = graph.filter(|_| routines.contains(&name)) {
+                module.add_by_stage(name, graph, self.train.ranks.len(), options);
+            }
         }
     }
 }

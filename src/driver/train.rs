@@ -212,6 +212,7 @@ impl<'r> Run<'r> {
             }
             None => None,
         };
+        unfinished(recipe).into_iter().for_each(|d| tell(Event::Warning(d)));
         let mut options = SaveOptions::default();
         options.keep = recipe.keep.map_or(options.keep, |n| usize::try_from(n).unwrap_or(usize::MAX));
         let mut saver = (!request.no_save).then(|| Saver::open(&request.out, options)).transpose()?;
@@ -524,6 +525,18 @@ fn best_so_far(run: &Path) -> Option<f64> {
 fn validation_due(recipe: &Recipe, step: u64) -> bool {
     let Some(valid) = &recipe.valid else { return false };
     valid.every.is_some_and(|n| step.is_multiple_of(n)) || step == recipe.steps
+}
+
+/// Steps after the last outer step, of which the model has nothing.
+fn unfinished(recipe: &Recipe) -> Option<Diagnostic> {
+    let every = recipe.outer?;
+    let lost = recipe.steps % every;
+    let (what, whole) = (counted(lost, "step"), recipe.steps.next_multiple_of(every));
+    let message = format!("no outer step follows the last {what} of {}", recipe.steps);
+    let d = Diagnostic::warning("W0016", message).with_note(format!(
+        "an outer step comes after every {every} steps; what replicas learn after the last one is not in the model"
+    ));
+    (lost > 0).then(|| d.help(format!("train for a multiple of {every} steps: `--steps {whole}`")))
 }
 
 /// The training data; none where the model has no inputs.

@@ -6,7 +6,7 @@
 
 use super::emulate;
 use super::findings::Outcome;
-use super::noise::Noise;
+use super::noise::{Noise, Of, due};
 use super::options::Options;
 use super::passes::internal;
 use super::pipeline::{self, Graphs, with};
@@ -16,6 +16,7 @@ use crate::diag::Diagnostic;
 use crate::interp::{self, Env, InterpError, OutOfRange, Tensor};
 use crate::ir::{DimId, Graph, InputId, Output, OutputKind};
 use crate::kernel;
+use crate::shard::Sharded;
 use crate::source::{Span, World};
 use crate::types::DType;
 use crate::types::rng;
@@ -137,8 +138,9 @@ pub fn compare(g: &Graphs, p: &Programs, staged: Option<&Staged>, steps: u64) ->
         }
         let own = interp::run(&g.train, &one)?;
         let theirs = interp::run_ranks(&p.train.graph, &many)?;
-        let mut allowed =
-            |k: usize, own: &Tensor| noise.get_or_insert_with(|| Noise::new(&start)).of(g, step + 1, k, own);
+        let mut allowed = |k: usize, own: &Tensor| {
+            noise.get_or_insert_with(|| Noise::new(&start)).of(g, (Of::Step, step + 1), k, own)
+        };
         if check(&mut report, step + 1, &p.train.graph, &g.train.outputs, &own, &theirs, &mut allowed)? {
             return Ok(report);
         }
@@ -155,6 +157,21 @@ pub fn compare(g: &Graphs, p: &Programs, staged: Option<&Staged>, steps: u64) ->
         settle(&g.train, &g.train, &mut one, &own);
         for (env, values) in many.iter_mut().zip(&theirs) {
             settle(&p.train.graph, &p.train.graph, env, values);
+        }
+        let (Some(outer), Some(Sharded { graph: spread, .. })) = (due(g, step), &p.outer) else { continue };
+        let own = interp::run(outer, &on(outer, &g.train, &one))?;
+        let envs: Vec<Env> = many.iter().map(|e| on(spread, &p.train.graph, e)).collect();
+        let theirs = interp::run_ranks(spread, &envs)?;
+        let mut allowed = |k: usize, own: &Tensor| {
+            noise.get_or_insert_with(|| Noise::new(&start)).of(g, (Of::Outer, step + 1), k, own)
+        };
+        if check(&mut report, step + 1, spread, &outer.outputs, &own, &theirs, &mut allowed)? {
+            return Ok(report);
+        }
+        settle(outer, &g.train, &mut one, &own);
+        let cut = cut.iter_mut().flat_map(|(_, envs)| envs.iter_mut().zip(&theirs));
+        for (env, values) in many.iter_mut().zip(&theirs).chain(cut) {
+            settle(spread, &p.train.graph, env, values);
         }
     }
     Ok(report)

@@ -23,11 +23,18 @@ fn group_of(role: Role) -> &'static str {
     }
 }
 
+/// Where a parameter of the model is: what the program computes with may be copies.
+fn model(recipe: &Recipe, param: usize) -> Slot {
+    recipe.copied.iter().find(|c| c.param == param).map_or(Slot::Param(param), |c| Slot::State(c.model))
+}
+
 /// All persistent arrays of a group.
 fn slots<'r>(recipe: &'r Recipe, group: &str) -> Vec<(Slot, &'r TensorInfo)> {
-    let params = recipe.params.iter().enumerate().filter(|_| group == MODEL).map(|(i, t)| (Slot::Param(i), t));
-    let states = recipe.states.iter().enumerate().filter(|(_, (_, role))| group_of(*role) == group);
-    params.chain(states.map(|(i, (t, _))| (Slot::State(i), t))).collect()
+    let models = |state: usize| recipe.copied.iter().any(|c| c.model == state);
+    let params = recipe.params.iter().enumerate().filter(|_| group == MODEL).map(|(i, t)| (model(recipe, i), t));
+    let states = recipe.states.iter().enumerate().filter(|(i, (_, role))| group_of(*role) == group && !models(*i));
+    let copies = recipe.copied.iter().filter(|_| group == OPTIMIZER).map(|c| (Slot::Param(c.param), &c.info));
+    params.chain(states.map(|(i, (t, _))| (Slot::State(i), t))).chain(copies).collect()
 }
 
 /// Bytes that [`save`] copies.
@@ -117,7 +124,7 @@ fn load(recipe: &Recipe, engine: &mut dyn Engine, load: &Load) -> Result<(), Sto
     let mut buffers = Buffers::default();
     for slot in load.map.slots.iter().filter(|s| wanted(s.target)) {
         let mut bytes = Vec::new();
-        engine.read(place(slot.target), &mut bytes);
+        engine.read(place(recipe, slot.target), &mut bytes);
         buffers.0.insert(slot.target, (slot.dtype, bytes));
     }
     let mut failed: Option<RuntimeError> = None;
@@ -139,16 +146,27 @@ fn load(recipe: &Recipe, engine: &mut dyn Engine, load: &Load) -> Result<(), Sto
     }
     outcome.map_err(|found| Stop { found, at: Some(load.at.clone()), within: None })?;
     for (target, (_, bytes)) in &buffers.0 {
-        engine.write(place(*target), bytes);
+        engine.write(place(recipe, *target), bytes);
     }
+    begin_copies(recipe, engine);
     begin_averages(recipe, engine);
     Ok(())
 }
 
-fn place(target: Target) -> Slot {
+fn place(recipe: &Recipe, target: Target) -> Slot {
     match target {
-        Target::Param(p) => Slot::Param(p.index()),
+        Target::Param(p) => model(recipe, p.index()),
         Target::State(s) => Slot::State(s.index()),
+    }
+}
+
+/// Copies begin at the model.
+fn begin_copies(recipe: &Recipe, engine: &mut dyn Engine) {
+    let mut bytes = Vec::new();
+    for c in &recipe.copied {
+        engine.read(Slot::State(c.model), &mut bytes);
+        let count = c.info.size().unwrap_or(0) / bytes.len().max(1);
+        engine.write(Slot::Param(c.param), &bytes.repeat(count));
     }
 }
 

@@ -16,6 +16,8 @@ pub struct Settings {
     presets: HashMap<ItemRef, (usize, usize)>,
     /// `--set train.steps=9` and its like, by name after the point.
     pub train: Vec<(String, Const)>,
+    /// The batch is one of so many shares of the whole one, if it is not all of it.
+    pub shares: Option<usize>,
 }
 
 impl Settings {

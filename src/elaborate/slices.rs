@@ -2,8 +2,8 @@
 //!
 //! The rewrite itself comes from outside ([`Slices`]), since this room does not know `stage`.
 
-use super::Elab;
 use super::value::DimSet;
+use super::{Elab, Settings};
 use crate::check::constant::Const;
 use crate::diag::Diagnostic;
 use crate::ir::{Builder, Dim, DimId, Graph, OutputKind};
@@ -15,6 +15,15 @@ use crate::source::Span;
 pub type Slices<'f> = &'f dyn Fn(&mut Builder, &Graph, DimId, usize) -> Result<(), Box<Diagnostic>>;
 
 impl<'a> Elab<'a> {
+    /// The settings of the walk with another size of the sample dim; none where it is no dim of the file.
+    pub fn with_samples(&self, sample: DimId, size: usize) -> Option<Settings> {
+        let own = |set: &Option<DimSet>| set.as_ref().is_some_and(|s| s.ids == [sample] && !s.group);
+        let (at, _) = self.global_dims.iter().find(|(_, set)| own(set))?;
+        let mut settings = self.settings.clone();
+        settings.values.insert(*at, Const::int(size as i64));
+        Some(settings)
+    }
+
     /// `samples NAME in N slices`
     pub(super) fn in_slices(&mut self, model: ItemRef, sample: DimId, count: usize, span: Span, slices: Slices<'_>) {
         let Dim { name, size, .. } = self.b.graph.dim(sample).clone();
@@ -24,15 +33,12 @@ impl<'a> Elab<'a> {
             self.error(Diagnostic::error("E0304", why).at(span, "asked for here").help(cure));
             return;
         }
-        let own = |set: &Option<DimSet>| set.as_ref().is_some_and(|s| s.ids == [sample] && !s.group);
-        let Some(at) = self.global_dims.iter().find(|(_, set)| own(set)).map(|(at, _)| *at) else {
+        let Some(settings) = self.with_samples(sample, size / count) else {
             let why = format!("the sample dim `{name}` is no dim of the file, so it has no slices");
             self.error(Diagnostic::error("E0710", why).at(span, "asked for here").help("declare it: `dim batch = 32`"));
             return;
         };
         // The model as it is on one slice: its constants and sizes are those of statistics per slice.
-        let mut settings = self.settings.clone();
-        settings.values.insert(at, Const::int((size / count) as i64));
         let mut part = Elab::new(self.program, settings, self.mode, self.precision);
         part.fed = self.fed.clone();
         part.model(model);

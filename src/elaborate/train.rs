@@ -41,6 +41,8 @@ pub struct TrainFacts {
     /// Average states by parameter, where the item has `average`.
     pub averages: Vec<(ParamId, crate::ir::StateId)>,
     pub frozen: Vec<ParamId>,
+    /// The values that updates begin with, by parameter.
+    pub gradients: Vec<(ParamId, ValueId)>,
 }
 
 /// `load "path" with map on selector`
@@ -169,7 +171,9 @@ impl<'a> Elab<'a> {
                     }
                     TrainKind::Samples { slices, .. } => {
                         let count = slices.as_ref().and_then(|s| Some((e.positive(s)? as usize, s.span)));
-                        facts.slices = count.filter(|(n, _)| *n > 1);
+                        // Of a share it is a share of the slices; whether they divide is asked of the whole.
+                        let shares = e.settings.shares.unwrap_or(1);
+                        facts.slices = count.map(|(n, at)| (n / shares, at)).filter(|(n, _)| *n > 1);
                     }
                     TrainKind::Steps(x) => facts.steps = e.positive(x),
                     TrainKind::Seed(x) => {
@@ -285,6 +289,7 @@ impl<'a> Elab<'a> {
             }
             pairs.push((p, g));
         }
+        facts.gradients.clone_from(&pairs);
         let norm = self.global_norm(&pairs);
         let clips = item.lines.iter().any(|l| matches!(l.kind, TrainKind::Clip(_)));
         if !clips && self.settings.train.iter().any(|(n, _)| n == "clip") {

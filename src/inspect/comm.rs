@@ -23,6 +23,8 @@ pub struct Comm {
     /// Under a pipeline: what the ranks of each coordinate along it send to others, how many arrays and bytes a step. `collectives` are
     /// those of all stages then.
     pub between_stages: Vec<(usize, usize)>,
+    /// What follows each so many steps: figures are of one time then. Its numbers go on behind those of the step.
+    pub outer: Option<(u64, Box<Comm>)>,
 }
 
 /// One collective.
@@ -100,7 +102,14 @@ impl Comm {
         step: &'static str,
         sharded: Option<(&Sharded, &SourceMap)>,
     ) -> Comm {
-        let mut out = Comm { plan: plan.to_string(), mesh, step, collectives: Vec::new(), between_stages: Vec::new() };
+        let mut out = Comm {
+            plan: plan.to_string(),
+            mesh,
+            step,
+            collectives: Vec::new(),
+            between_stages: Vec::new(),
+            outer: None,
+        };
         if let Some((s, sources)) = sharded {
             let names = Names::new(&s.story);
             let mut reader = Reader { s, sources, names, overlapped: overlapped(&s.graph), out: Vec::new() };
@@ -111,6 +120,19 @@ impl Comm {
             out.collectives.iter_mut().for_each(|c| c.bucket = c.bucket.filter(|b| sizes[b] > 1));
         }
         out
+    }
+
+    /// With what follows each `every` steps.
+    pub fn with_outer(&mut self, every: u64, mut outer: Comm) {
+        let known = self.collectives.len();
+        outer.collectives.iter_mut().for_each(|e| e.id += known);
+        self.outer = Some((every, Box::new(outer)));
+    }
+
+    /// Sent per rank and step, over many steps.
+    pub fn mean_bytes(&self) -> f64 {
+        let outer = self.outer.as_ref().map_or(0.0, |(every, o)| o.wire_bytes() / *every as f64);
+        self.wire_bytes() + outer
     }
 
     pub fn ranks(&self) -> u64 {
@@ -158,6 +180,14 @@ impl Comm {
                 "by_axis": totals(self.by_axis()),
             },
         });
+        if let Some((every, outer)) = &self.outer {
+            out["outer"] = json!({
+                "every": every,
+                "collectives": outer.collectives.iter().map(Entry::json).collect::<Vec<_>>(),
+                "wire_bytes": number(outer.wire_bytes()),
+            });
+            out["totals"]["mean_wire_bytes"] = number(self.mean_bytes());
+        }
         if !self.between_stages.is_empty() {
             out["between_stages"] = self.between_stages.iter().enumerate().map(stage).collect();
         }

@@ -1,7 +1,7 @@
 //! Collectives as one page that needs nothing else; a click on a heading sorts by it.
 
 use super::comm::{Comm, phase_name};
-use super::table::bytes;
+use super::table::{bytes, each};
 use std::fmt::Write;
 
 const STYLE: &str = "body{font:14px/1.45 system-ui,sans-serif;margin:2em;color:#1c2330}\
@@ -29,6 +29,14 @@ impl Comm {
              <style>{STYLE}</style></head>\n<body><h1>{title}</h1>\n<p>sent per rank and step: <b>{}</b> bytes</p>\n",
             bytes(self.wire_bytes())
         );
+        if let Some((every, outer)) = &self.outer {
+            let (once, mean) = (bytes(outer.wire_bytes()), bytes(self.mean_bytes()));
+            let _ = writeln!(
+                out,
+                "<p>outer step, {}: <b>{once}</b> bytes; <b>{mean}</b> a step, with all others</p>",
+                each(*every)
+            );
+        }
         for (head, totals) in [("kind", self.by_kind()), ("axis", self.by_axis())] {
             let _ = write!(out, "<table><tr><th>{head}</th><th>sent bytes</th></tr>");
             for (name, x) in totals {
@@ -55,7 +63,8 @@ impl Comm {
             let _ = write!(out, "<th>{head}</th>");
         }
         out += "</tr></thead><tbody>\n";
-        for e in &self.collectives {
+        let outer = self.outer.iter().flat_map(|(_, o)| &o.collectives);
+        for (e, phase) in self.collectives.iter().map(|e| (e, phase_name(e.phase))).chain(outer.map(|e| (e, "outer"))) {
             let number = |x: f64, text: String| format!("<td class=\"n\" data-v=\"{x}\">{text}</td>");
             let cell = |text: &str| format!("<td>{}</td>", plain(text));
             let op = e.reduce.map_or_else(String::new, |r| format!(" {}", r.name()));
@@ -68,7 +77,7 @@ impl Comm {
             out += &number(e.wire_bytes, bytes(e.wire_bytes));
             out += &number(e.payload_bytes as f64, bytes(e.payload_bytes as f64));
             out += &number(e.count as f64, e.count.to_string());
-            out += &cell(phase_name(e.phase));
+            out += &cell(phase);
             out += &cell(&e.layer);
             let [before, after] = &e.layouts;
             let _ = write!(

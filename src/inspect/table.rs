@@ -63,6 +63,11 @@ pub fn bytes(x: f64) -> String {
     }
 }
 
+/// `after every 100 steps`
+pub(super) fn each(steps: u64) -> String {
+    if steps == 1 { "after every step".to_string() } else { format!("after every {steps} steps") }
+}
+
 const HEADS: [&str; 9] = ["#", "collective", "axes", "sent bytes", "phase", "layer", "value", "source", "reason"];
 
 impl Comm {
@@ -122,6 +127,24 @@ impl Comm {
             self.stages(&mut out);
             return out;
         }
+        self.table(&mut out);
+        let _ = writeln!(out, "\nsent per rank and step: {} bytes", bytes(self.wire_bytes()));
+        for (name, totals) in [("by kind", self.by_kind()), ("by axis", self.by_axis())] {
+            let all: Vec<String> = totals.iter().map(|(k, x)| format!("{k} {}", bytes(*x))).collect();
+            let _ = writeln!(out, "  {name}: {}", all.join(";  "));
+        }
+        if let Some((every, outer)) = &self.outer {
+            let _ = writeln!(out, "\nthe outer step, {}:", each(*every));
+            outer.table(&mut out);
+            let (once, mean) = (bytes(outer.wire_bytes()), bytes(self.mean_bytes()));
+            let _ = writeln!(out, "\nsent per rank and outer step: {once} bytes; {mean} a step, with all others");
+        }
+        self.stages(&mut out);
+        out
+    }
+
+    /// The collectives, a line each.
+    fn table(&self, out: &mut String) {
         let mut table = vec![HEADS.map(str::to_string)];
         table.extend(self.cells());
         let width = |k: usize| table.iter().map(|r| r[k].chars().count()).max().unwrap_or(0);
@@ -135,16 +158,9 @@ impl Comm {
                 let gap = if k == 0 { "" } else { "  " };
                 let _ = if right { write!(line, "{gap}{cell:>width$}") } else { write!(line, "{gap}{cell:<width$}") };
             }
-            out += line.trim_end();
+            *out += line.trim_end();
             out.push('\n');
         }
-        let _ = writeln!(out, "\nsent per rank and step: {} bytes", bytes(self.wire_bytes()));
-        for (name, totals) in [("by kind", self.by_kind()), ("by axis", self.by_axis())] {
-            let all: Vec<String> = totals.iter().map(|(k, x)| format!("{k} {}", bytes(*x))).collect();
-            let _ = writeln!(out, "  {name}: {}", all.join(";  "));
-        }
-        self.stages(&mut out);
-        out
     }
 
     fn stages(&self, out: &mut String) {
@@ -166,10 +182,10 @@ impl Entry {
     }
 
     /// `3: all_gather over tp of n[batch, seq@tp, embed]: 2,048 bytes sent per rank, forward, block.0`
-    pub fn title(&self) -> String {
+    pub fn title(&self, each: &str) -> String {
         let layer = if self.layer.is_empty() { String::new() } else { format!(", {}", self.layer) };
         format!(
-            "{}: {} over {} of {}{}: {} bytes sent per rank and step, {}{layer}",
+            "{}: {} over {} of {}{}: {} bytes sent per rank and {each}, {}{layer}",
             self.id,
             self.kind.name(),
             self.axes.join(","),

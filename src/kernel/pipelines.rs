@@ -38,9 +38,12 @@ impl Module<'_> {
         for (slot, homes) in slots.params.iter().zip(&p.params) {
             join(&mut self.program.params[*slot as usize].on, held(*homes));
         }
-        for (place, homes) in slots.states.iter().zip(&p.states) {
+        for ((place, homes), state) in slots.states.iter().zip(&p.states).zip(&p.graph.states) {
+            // What belongs to a parameter is with it, where the step does not touch it.
+            let owner = state.path.split_once(':').filter(|_| *homes == 0);
+            let owner = owner.and_then(|(_, path)| p.graph.params.iter().position(|q| q.path == path));
             if let Place::State(slot) = place {
-                join(&mut self.program.states[*slot as usize].on, held(*homes));
+                join(&mut self.program.states[*slot as usize].on, held(owner.map_or(*homes, |o| p.params[o])));
             }
         }
         let first = self.program.routines.len();
@@ -67,15 +70,17 @@ impl Module<'_> {
         }
     }
 
-    /// Lowers a computation of initial values: each rank along the pipeline computes those that it holds.
+    /// Lowers a computation of parameters and states, such as their initial values: each rank along the pipeline computes those that it holds.
     pub fn add_by_stage(&mut self, name: &str, graph: &Graph, ranks: usize, options: &Options) -> usize {
         let slots = self.slots(graph);
         let first = self.program.routines.len();
         for rank in 0..ranks {
             let mut own = graph.clone();
             own.outputs.retain(|o| match o.kind {
-                OutputKind::InitParam(p) => self.program.params[slots.params[p.index()] as usize].is_on(rank),
-                OutputKind::InitState(s) => match slots.states[s.index()] {
+                OutputKind::InitParam(p) | OutputKind::Param(p) => {
+                    self.program.params[slots.params[p.index()] as usize].is_on(rank)
+                }
+                OutputKind::InitState(s) | OutputKind::State(s) => match slots.states[s.index()] {
                     Place::State(slot) => self.program.states[slot as usize].is_on(rank),
                     _ => false,
                 },

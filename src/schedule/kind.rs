@@ -7,6 +7,8 @@ use super::{Costs, Problem, Table, auto, family, file};
 pub enum Schedule {
     GPipe,
     OneFOneB,
+    /// PipeDream-2BW: the order of 1F1B, with the parameters of the step before.
+    TwoBw,
     /// Stages a rank holds.
     Interleaved(u64),
     LoopedBfs(u64),
@@ -27,6 +29,7 @@ pub enum Schedule {
 pub const WORDS: &[(&str, Schedule)] = &[
     ("gpipe", Schedule::GPipe),
     ("1f1b", Schedule::OneFOneB),
+    ("2bw", Schedule::TwoBw),
     ("zb_h1", Schedule::ZbH1),
     ("zb_h2", Schedule::ZbH2),
     ("zb_v", Schedule::ZbV),
@@ -62,7 +65,12 @@ impl Schedule {
             Schedule::Interleaved(v) | Schedule::LoopedBfs(v) => Some(*v),
             Schedule::ZbV | Schedule::VHalf | Schedule::VMin | Schedule::DualPipeV => Some(2),
             // In DualPipe a rank holds two stages, each of which another rank holds as well.
-            Schedule::GPipe | Schedule::OneFOneB | Schedule::ZbH1 | Schedule::ZbH2 | Schedule::DualPipe => Some(1),
+            Schedule::GPipe
+            | Schedule::OneFOneB
+            | Schedule::TwoBw
+            | Schedule::ZbH1
+            | Schedule::ZbH2
+            | Schedule::DualPipe => Some(1),
             Schedule::Auto | Schedule::File(_) => None,
         }
     }
@@ -112,7 +120,7 @@ impl Schedule {
         let (p, m) = (ranks, microbatches);
         Ok(match self {
             Schedule::GPipe => family::looped::table(p, m, 1),
-            Schedule::OneFOneB => family::interleaved::table(p, m, 1),
+            Schedule::OneFOneB | Schedule::TwoBw => family::interleaved::table(p, m, 1),
             Schedule::Interleaved(v) => family::interleaved::table(p, m, *v as usize),
             Schedule::LoopedBfs(v) => family::looped::table(p, m, *v as usize),
             Schedule::ZbH1 => family::zero_bubble::h1(p, m),

@@ -256,8 +256,16 @@ pub fn storage(g: &Graph, rules: &Rules) -> Storage {
             (StateKind::Optimizer | StateKind::Average, Some(p)) => {
                 let param = &g.params[p];
                 let stored = &out.params[&param.path];
-                let by_dim = |d: &DimId| param.dims.iter().position(|x| x == d).map(|at| stored.update[at].clone());
-                s.dims.iter().map(|d| by_dim(d).unwrap_or_default()).collect()
+                // Dims that the parameter lacks lie as rules say of them everywhere; the others are not cut by the same again.
+                let everywhere = |d: &DimId| rules.pins.iter().find(|p| p.dim == *d && p.place.is_none());
+                let own = |d: &&DimId| !param.dims.contains(d);
+                let taken: Vec<Entry> =
+                    s.dims.iter().filter(own).filter_map(everywhere).flat_map(|p| p.entries.clone()).collect();
+                let by_dim = |d: &DimId| match param.dims.iter().position(|x| x == d) {
+                    Some(at) => stored.update[at].iter().filter(|e| !taken.contains(e)).copied().collect(),
+                    None => everywhere(d).map_or_else(Cut::new, |p| p.entries.clone()),
+                };
+                s.dims.iter().map(by_dim).collect()
             }
         };
         out.states.insert(s.path.clone(), cuts);

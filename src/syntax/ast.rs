@@ -632,8 +632,12 @@ pub enum PlanKind {
         what: Vec<Name>,
         to: Name,
     },
-    /// `async(staleness = 2)`, `local(steps = 100)`
-    Value(PlanValue),
+    /// `async(staleness = 2) by dp`, `local(steps = 100) by dp { lr = 0.7 }`
+    Statement {
+        value: PlanValue,
+        axis: Option<Name>,
+        opts: Vec<PlanOpt>,
+    },
 }
 
 #[derive(Clone, Debug)]

@@ -20,9 +20,6 @@ impl<'t> Builder<'t> {
 
     fn plan_line(&mut self, pair: Pair<'t, Rule>) -> PlanKind {
         let rule = pair.as_rule();
-        if rule == Rule::value {
-            return PlanKind::Value(self.value(pair));
-        }
         let mut inner = parts(pair);
         match rule {
             Rule::mesh => PlanKind::Mesh(inner.rest().map(|axis| self.mesh_axis(axis)).collect()),
@@ -56,6 +53,11 @@ impl<'t> Builder<'t> {
                 }
                 PlanKind::Recompute { values, opts: self.opts(&mut inner) }
             }
+            Rule::statement => PlanKind::Statement {
+                value: self.value(inner.must()),
+                axis: inner.take(Rule::name).map(|n| self.name(n)),
+                opts: self.opts(&mut inner),
+            },
             _ => PlanKind::Offload { what: self.names(inner.must()), to: self.name(inner.must()) },
         }
     }

@@ -476,7 +476,11 @@ impl Printer {
                 self.opts(opts);
             }
             PlanKind::Offload { what, to } => self.line(&format!("offload {} to {}", joined(what), to.text)),
-            PlanKind::Value(value) => self.line(&format!("statement {}", value_text(&value.kind))),
+            PlanKind::Statement { value, axis, opts } => {
+                let by = axis.as_ref().map_or(String::new(), |a| format!(" by {}", a.text));
+                self.line(&format!("statement {}{by}", value_text(&value.kind)));
+                self.opts(opts);
+            }
         }
     }
 

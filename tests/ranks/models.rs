@@ -13,11 +13,14 @@ use partita::types::DType;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(super) fn program(train: &Graph, init: &Graph) -> Arc<Program> {
+pub(super) fn program(train: &Graph, init: &Graph, outer: Option<&Graph>) -> Arc<Program> {
     let texts = SourceMap::default();
     let mut module = Module::new(&texts);
     module.add("train", train, &kernel::Options::default());
     module.add("init", init, &kernel::Options::default());
+    outer.into_iter().for_each(|g| {
+        module.add("outer", g, &kernel::Options::default());
+    });
     compiled(module)
 }
 
@@ -69,8 +72,8 @@ fn compare(source: &str, plan: &str, precision: DType, vocabulary: usize, tolera
     let (world, options) = plans::planned(source, plan);
     let g = plans::graphs(&(world, Options { precision: Some(precision), ..options }), plan);
     let p = plans::sound(plan, sharding::programs(&g)).expect("many ranks");
-    let mut one = started(program(&g.train, &g.init));
-    let mut many = started(program(&p.train.graph, &p.init.graph));
+    let mut one = started(program(&g.train, &g.init, None));
+    let mut many = started(program(&p.train.graph, &p.init.graph, None));
     assert_eq!((one.ranks(), many.ranks()), (1, p.train.graph.mesh.ranks()));
     assert_eq!(arrays(&one), arrays(&many), "initial values: {plan}");
     for step in 0..3 {
@@ -141,7 +144,7 @@ fn threads_beside_the_ranks_exchange_the_same_bits() {
         let (world, options) = plans::planned(&gpt(), plan);
         let options = Options { precision: Some(DType::F32), ..options };
         let p = plans::sound(plan, sharding::programs(&plans::graphs(&(world, options), plan))).expect("ranks");
-        let program = program(&p.train.graph, &p.init.graph);
+        let program = program(&p.train.graph, &p.init.graph, None);
         let mut both = [false, true].map(|behind| joined(program.clone(), Some(behind)));
         for step in 0..4 {
             for ranks in &mut both {

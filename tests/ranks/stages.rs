@@ -17,18 +17,31 @@ fn programs(source: &str, plan: &str, precision: DType, alone: bool) -> [Arc<Pro
     let g = plans::graphs(&(world, Options { precision: Some(precision), ..options }), plan);
     let p = plans::sound(plan, sharding::programs(&g)).expect("many ranks");
     let lowering = kernel::Options::default();
-    let mut staged = plans::sound(plan, stages::staged(&g, &p, &lowering)).expect("stages");
-    if alone {
+    let mut staged = plans::sound(plan, stages::staged(&g, &p, &lowering));
+    if let (true, Some(staged)) = (alone, &mut staged) {
         let train = stages::step(&g, &p.train.graph, false, &Holders::new(), &lowering);
         staged.train = plans::sound(plan, train).expect("stages");
     }
-    let routines = ["train", "init", "eval"];
     let texts = SourceMap::default();
     let mut module = Module::new(&texts);
-    staged.lower_into(&mut module, &p.init.graph, &routines[..3 - usize::from(alone)], &lowering);
-    [compiled(module), program(&g.train, &g.init)]
+    let outer = p.outer.as_ref().map(|o| &o.graph);
+    let routines = ["train", "init", "outer", "eval"];
+    match staged {
+        Some(s) => {
+            let routines = &routines[..4 - usize::from(alone)];
+            s.lower_into(&mut module, (&p.init.graph, outer), routines, &lowering);
+        }
+        None => {
+            let graphs = [Some(&p.train.graph), Some(&p.init.graph), outer];
+            routines.into_iter().zip(graphs).filter_map(|(n, g)| Some((n, g?))).for_each(|(name, graph)| {
+                module.add(name, graph, &lowering);
+            });
+        }
+    }
+    [compiled(module), program(&g.train, &g.init, g.outer.as_ref().map(|o| &o.1))]
 }
 
+/// Outer steps follow every second step.
 pub fn compare(source: &str, plan: &str, precision: DType, vocabulary: usize, tolerance: f64) {
     compare_programs(programs(source, plan, precision, false), plan, vocabulary, tolerance);
 }
@@ -51,7 +64,11 @@ fn compare_programs(programs: [Arc<Program>; 2], plan: &str, vocabulary: usize, 
                 let out = &routine.outputs[n];
                 (out.name.clone(), support::unpack(routine.buffer(out.buffer).dtype, &bytes))
             };
-            (0..routine.outputs.len()).map(value).collect::<Vec<_>>()
+            let values = (0..routine.outputs.len()).map(value).collect::<Vec<_>>();
+            if let (Some(outer), 1) = (ranks.routine("outer"), step % 2) {
+                ranks.run(outer, RunArgs { seed: 5, step, position: 0 }).unwrap_or_else(|e| panic!("{plan}: {e}"));
+            }
+            values
         });
         for (a, b) in values[0].iter().zip(&values[1]) {
             assert_eq!(a.0, b.0);

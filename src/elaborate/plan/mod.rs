@@ -6,9 +6,10 @@
 //! Invariants: every axis number is below `mesh.len()`; every rule matches at least one value, parameter or input.
 //! For users: [`Elab::resolve_plan`] resolves one plan, [`find`] finds it by name,
 //! [`precision_of`](crate::check::plan::precision_of) tells the precision that the model must be walked in.
-//! Reading order: this file (types), `statements.rs`, `scope.rs` (scopes and dims), `conflict.rs` (equal strength).
+//! Reading order: this file (types), `statements.rs`, `scope.rs` (scopes and dims), `conflict.rs` (equal strength), `replicas.rs`.
 
 mod conflict;
+mod replicas;
 mod scope;
 mod statements;
 #[cfg(test)]
@@ -16,6 +17,7 @@ mod tests;
 
 use super::{Elab, Mode, Settings};
 use crate::check::plan::{Gather, MeshAxis, Order, Regather};
+use crate::check::replicas::Replicas;
 use crate::diag::{Diagnostic, Sink, did_you_mean};
 use crate::ir::{DimId, ParamId, ScopeId, StateId, ValueId};
 use crate::resolve::Program;
@@ -44,10 +46,8 @@ pub struct ResolvedPlan {
     /// `{ keep = collectives }`: recomputation repeats no communication.
     pub keep_collectives: bool,
     pub offload: Vec<Offload>,
-    /// `async(staleness = n)`
-    pub staleness: Option<u64>,
-    /// `local(steps = n)`
-    pub local_steps: Option<u64>,
+    /// `local(..) by axis`, `async(..) by axis`
+    pub replicas: Option<Replicas>,
 }
 
 impl ResolvedPlan {

@@ -2,6 +2,7 @@
 
 use super::{Offload, Pipeline, PlanScope, Recompute, ResolvedPlan, Rule, RuleKind, Zero};
 use crate::check::plan::{self as form, Order, malformed};
+use crate::check::replicas;
 use crate::diag::{Diagnostic, Sink, did_you_mean};
 use crate::elaborate::Elab;
 use crate::ir::DimId;
@@ -51,9 +52,9 @@ impl<'a> Elab<'a> {
             recompute_span: None,
             keep_collectives: false,
             offload: Vec::new(),
-            staleness: None,
-            local_steps: None,
+            replicas: None,
         };
+        out.replicas = replicas::replicas(plan, &out.mesh, &mut self.sink);
         let mut batches: Option<Span> = None;
         let mut once: Vec<(&str, Span)> = Vec::new();
         for (statement, line) in plan.lines.iter().enumerate() {
@@ -111,7 +112,7 @@ impl<'a> Elab<'a> {
                     self.recompute(values, opts, &mut out);
                 }
                 PlanKind::Offload { what, to } => self.offload(what, to, &mut out),
-                PlanKind::Value(v) => self.plan_value(v, &mut out),
+                PlanKind::Statement { value, .. } => self.known(value),
             }
         }
         self.inline_rules(plan.lines.len(), &mut out);
@@ -119,6 +120,7 @@ impl<'a> Elab<'a> {
             self.check_rules(&out);
             self.unused_axes(&out);
             self.pipeline_alone(&out);
+            self.replicas_apart(&out);
             self.divide_batch(&out, batches);
         }
         out
@@ -219,7 +221,8 @@ impl<'a> Elab<'a> {
         for (k, a) in plan.mesh.iter().enumerate() {
             let used = plan.rules.iter().any(|r| r.axes.contains(&k))
                 || plan.zero.iter().any(|z| z.axes.contains(&k))
-                || plan.pipeline.as_ref().is_some_and(|p| p.axis == k);
+                || plan.pipeline.as_ref().is_some_and(|p| p.axis == k)
+                || plan.replicas.as_ref().is_some_and(|r| r.axis == k);
             if !used {
                 self.error(
                     Diagnostic::error("E0502", format!("mesh axis `{}` divides nothing", a.name))
@@ -341,6 +344,25 @@ impl<'a> Elab<'a> {
     /// Microbatches are equal runs of samples.
     fn divide_batch(&mut self, plan: &ResolvedPlan, at: Option<Span>) {
         let Some(span) = at.filter(|_| plan.microbatches > 1) else { return };
+        for d in self.sample_dims() {
+            let (n, size) = (self.dim_name(d), self.b.graph.size(d) as u64);
+            if size % plan.microbatches != 0 {
+                let m = plan.microbatches;
+                let near = (1..=m).rev().find(|k| size % k == 0).unwrap_or(1);
+                self.error(
+                    Diagnostic::error(
+                        "E0304",
+                        format!("{m} microbatches do not divide `{n}`, which has {size} samples"),
+                    )
+                    .at(span, format!("{size} is no multiple of {m}"))
+                    .help(format!("write {near} microbatches, or another size of `{n}`")),
+                );
+            }
+        }
+    }
+
+    /// The sample dims of the train items of models that were walked.
+    pub(super) fn sample_dims(&mut self) -> Vec<DimId> {
         let trains = self.program.main_items(|i| match i {
             ItemKind::Train(t) => Some(t),
             _ => None,
@@ -358,21 +380,7 @@ impl<'a> Elab<'a> {
         // What is wrong with a train item is said where it is compiled.
         self.sink = kept;
         dims.dedup();
-        for d in dims {
-            let (n, size) = (self.dim_name(d), self.b.graph.size(d) as u64);
-            if size % plan.microbatches != 0 {
-                let m = plan.microbatches;
-                let near = (1..=m).rev().find(|k| size % k == 0).unwrap_or(1);
-                self.error(
-                    Diagnostic::error(
-                        "E0304",
-                        format!("{m} microbatches do not divide `{n}`, which has {size} samples"),
-                    )
-                    .at(span, format!("{size} is no multiple of {m}"))
-                    .help(format!("write {near} microbatches, or another size of `{n}`")),
-                );
-            }
-        }
+        dims
     }
 
     // ---- memory and numbers
@@ -497,23 +505,10 @@ impl<'a> Elab<'a> {
         }
     }
 
-    /// `async(staleness = 2)`, `local(steps = 100)`
-    fn plan_value(&mut self, v: &PlanValue, out: &mut ResolvedPlan) {
-        let name = match &v.kind {
-            PlanValueKind::Call { name, .. } => Some(name.text.as_str()),
-            _ => form::word(v),
-        };
-        match name {
-            Some("async") => {
-                if let Some(n) = form::call_with(v, "async", "staleness", &mut self.sink) {
-                    out.staleness = form::whole(n, &mut self.sink);
-                }
-            }
-            Some("local") => {
-                if let Some(n) = form::call_with(v, "local", "steps", &mut self.sink) {
-                    out.local_steps = form::whole(n, &mut self.sink);
-                }
-            }
+    /// What replicas do is said by `async` and `local`; there are no other statements of this form.
+    fn known(&mut self, v: &PlanValue) {
+        match replicas::name(v) {
+            Some("async" | "local") => {}
             other => {
                 let known = [
                     "mesh",

@@ -2,6 +2,7 @@
 
 use super::{Offload, Recompute, ResolvedPlan, RuleKind};
 use crate::check::plan::{Gather, Order, Regather};
+use crate::check::replicas::Rule;
 use crate::diag::{Diagnostic, Severity};
 use crate::driver::check::{Request, check, load};
 use crate::elaborate::{Elab, Mode};
@@ -78,8 +79,8 @@ fn resolved(plan: &str, mesh: &[(String, u64)]) -> (ResolvedPlan, Vec<String>) {
 #[test]
 fn every_statement_resolves() {
     let (p, dims) = resolved(
-        "mesh pp = 2, dp = 2, cp = 2, tp = 2 @ nvlink
-        shard batch by dp
+        "mesh pp = 2, dp = 2, cp = 2, tp = 2 @ nvlink, far = 2
+        shard batch by far, dp
         shard heads, mlp by tp
         shard seq by cp { order = zigzag, gather = ring, bound = 1.5 }
         shard key by cp in Attention
@@ -91,12 +92,11 @@ fn every_statement_resolves() {
         recompute Attention, Block.h { keep = collectives }
         precision bf16 { gradients = bf16 }
         offload activations, optimizer to host
-        local(steps = 100)
-        async(staleness = 2)",
+        local(steps = 100) by far { lr = 0.7, momentum = 0.9 }",
         &[],
     );
     let name = |d: &crate::ir::DimId| dims[d.index()].as_str();
-    assert_eq!(p.ranks(), 16);
+    assert_eq!(p.ranks(), 32);
     assert_eq!((p.microbatches, p.precision, p.gradients), (6, DType::BF16, DType::BF16));
     let shown: Vec<String> = (p.rules.iter())
         .map(|r| {
@@ -107,7 +107,7 @@ fn every_statement_resolves() {
         })
         .collect();
     let expect = [
-        "1.0 batch by dp ",
+        "1.0 batch by far,dp ",
         "2.0 kv,twin by tp ",
         "2.1 mlp by tp ",
         "3.0 seq by cp ",
@@ -129,7 +129,9 @@ fn every_statement_resolves() {
     assert!(matches!(&p.recompute, Recompute::Scopes(s) if s.len() == 2 && s[1].values.len() == 4));
     assert!(p.keep_collectives);
     assert_eq!(p.offload, [Offload::Activations, Offload::Optimizer]);
-    assert_eq!((p.local_steps, p.staleness), (Some(100), Some(2)));
+    let replicas = p.replicas.unwrap();
+    assert_eq!((replicas.axis, replicas.count), (4, 2));
+    assert_eq!(replicas.rule, Rule::Local { steps: 100, lr: 0.7, momentum: 0.9 });
 }
 
 #[test]
