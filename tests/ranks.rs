@@ -2,6 +2,8 @@
 
 #[path = "ranks/matrix.rs"]
 mod matrix;
+#[path = "ranks/instants.rs"]
+mod instants;
 #[path = "ranks/memory.rs"]
 mod memory;
 #[path = "ranks/models.rs"]
