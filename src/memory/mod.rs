@@ -6,12 +6,14 @@
 //! Invariants: buffers whose lifetimes meet do not share a byte; offsets are multiples of `program::ALIGN`; the arena ends
 //! where its highest buffer ends. Reading order: `lifetimes`, `offsets`, `moments`, `report`.
 
+mod free;
 mod lifetimes;
 mod moments;
 mod offload;
 mod offsets;
 mod report;
 
+pub use free::free;
 pub use lifetimes::{Lifetime, lifetimes};
 pub use moments::{Alive, Bytes, Lives, Moment};
 pub use offload::{Offload, offload};

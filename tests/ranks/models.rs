@@ -42,7 +42,7 @@ pub(super) fn joined(program: Arc<Program>, behind: Option<bool>) -> Ranks {
     let mut ranks = Ranks::new(program, RankOptions { exec, behind, limit: Duration::from_secs(30) }).expect("ranks");
     let seed = RunArgs { seed: 5, ..RunArgs::default() };
     let init = ranks.routine("init").expect("initial values");
-    support::measured_run(&mut ranks, init, seed).unwrap_or_else(|e| panic!("{e}"));
+    support::measured_run(&mut ranks, init, seed, false).unwrap_or_else(|e| panic!("{e}"));
     ranks
 }
 
@@ -80,7 +80,7 @@ fn compare(source: &str, plan: &str, precision: DType, vocabulary: usize, tolera
         for ranks in [&mut one, &mut many] {
             feed(ranks, step, vocabulary);
             let args = RunArgs { seed: 5, step, position: 0 };
-            support::measured_run(ranks, 0, args).unwrap_or_else(|e| panic!("{plan}: {e}"));
+            support::measured_run(ranks, 0, args, step == 1).unwrap_or_else(|e| panic!("{plan}: {e}"));
         }
         let outputs = one.program().routines[0].outputs.len();
         for n in 0..outputs {

@@ -55,7 +55,7 @@ fn compare_programs(programs: [Arc<Program>; 2], plan: &str, vocabulary: usize, 
             feed(ranks, step, vocabulary);
             let train = ranks.routine("train").expect("a step");
             let args = RunArgs { seed: 5, step, position: 0 };
-            support::measured_run(ranks, train, args).unwrap_or_else(|e| panic!("{plan}: {e}"));
+            support::measured_run(ranks, train, args, step == 1).unwrap_or_else(|e| panic!("{plan}: {e}"));
             let program = ranks.program().clone();
             let routine = &program.routines[train];
             let value = |n: usize| {

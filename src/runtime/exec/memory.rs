@@ -6,6 +6,7 @@ use crate::runtime::RuntimeError;
 use crate::runtime::device::library::Element;
 use crate::types::DType;
 use crate::with_element;
+use std::ops::Range;
 
 pub struct Memory {
     pub params: Vec<Slab>,
@@ -80,6 +81,11 @@ impl Memory {
     pub fn paint(&mut self, byte: u8) {
         self.arena.bytes_mut().fill(byte);
         self.host.bytes_mut().fill(byte);
+    }
+
+    /// Bytes of the arena of the routine that runs.
+    pub fn overwrite(&mut self, range: &Range<usize>, byte: u8) {
+        self.arena.bytes_mut()[self.frame + range.start..self.frame + range.end].fill(byte);
     }
 
     pub fn touched(&self, byte: u8) -> [usize; 2] {

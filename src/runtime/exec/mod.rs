@@ -22,6 +22,7 @@ pub use crate::runtime::device::arena::held;
 pub use parts::Array;
 pub use profile::{Profile, Roof, Span, Timing};
 pub use ranks::{RankOptions, Ranks};
+pub use watch::Free;
 
 use crate::program::{Action, Buffer, BufferId, Gemm, Library, Place, Program, Routine, Step};
 use crate::runtime::RuntimeError;

@@ -36,6 +36,7 @@ impl Executor {
             let own = *number;
             *number += 1;
             let start = self.watch.times.is_some().then(Instant::now);
+            self.spoil_before(routine, own);
             self.watch_before(routine, step);
             self.note_arena(routine, step);
             let result = match &step.action {

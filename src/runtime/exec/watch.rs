@@ -7,11 +7,18 @@ use crate::program::{BufferId, OutputKind, Program, Slot, SourceId, Step};
 use crate::runtime::RuntimeError;
 use crate::runtime::device::library::Element;
 use crate::with_element;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Bytes of the arenas of routines, by routine and step.
+pub type Free = Vec<Vec<Vec<Range<usize>>>>;
 
 pub struct Watch {
     check_finite: bool,
     /// None where nothing is measured.
     pub(super) times: Option<Times>,
+    /// What to overwrite before each step, and with what.
+    spoils: Option<(Arc<Free>, u8)>,
     /// What the step under way is about to write, as it was before.
     before: Vec<(BufferId, Vec<u8>)>,
     /// The first step of this run that made an infinity of finite operands ..
@@ -32,7 +39,7 @@ struct Bad {
 impl Watch {
     pub fn new(program: &Program, options: ExecOptions) -> Watch {
         let times = options.timing.then(|| Times::new(program));
-        Watch { check_finite: options.check_finite, times, before: Vec::new(), infinite: None, nan: None }
+        Watch { check_finite: options.check_finite, times, spoils: None, before: Vec::new(), infinite: None, nan: None }
     }
 
     pub fn begin(&mut self, routine: usize) {
@@ -44,6 +51,17 @@ impl Watch {
 }
 
 impl Executor {
+    /// Has all runs from now on overwrite bytes of the arena before each step, by routine and step: a test that nothing needs them.
+    pub fn spoil(&mut self, free: Option<(Arc<Free>, u8)>) {
+        self.watch.spoils = free;
+    }
+
+    pub(super) fn spoil_before(&mut self, routine: usize, number: usize) {
+        if let Some((free, byte)) = &self.watch.spoils {
+            free[routine][number].iter().for_each(|range| self.memory.overwrite(range, *byte));
+        }
+    }
+
     /// Keeps what the step is about to overwrite: only elements that it changes are its own doing, since it need not write
     /// all of a buffer.
     pub(super) fn watch_before(&mut self, routine: usize, step: &Step) {
