@@ -1,9 +1,9 @@
 //! Programs of many ranks: every collective on the executor against the interpreter.
 
-#[path = "ranks/matrix.rs"]
-mod matrix;
 #[path = "ranks/instants.rs"]
 mod instants;
+#[path = "ranks/matrix.rs"]
+mod matrix;
 #[path = "ranks/memory.rs"]
 mod memory;
 #[path = "ranks/models.rs"]
