@@ -7,10 +7,11 @@ use super::pipeline::{self, Graphs};
 use super::{plan, sharding, stages};
 use crate::diag::{Diagnostic, Sink};
 use crate::inspect::comm::Entry;
+use crate::inspect::sends::Sent;
 use crate::inspect::why::{self, Explained};
 use crate::inspect::{Comm, table};
 use crate::ir::Graph;
-use crate::pipeline::Holders;
+use crate::pipeline::{Crossing, Holders};
 use crate::shard::{self, Pin, Rules, Sharded};
 use crate::source::{Span, World};
 
@@ -45,7 +46,13 @@ pub fn shown(options: &Options, eval: bool, world: &dyn World) -> Outcome<Shown>
             _ => None,
         };
         let cut = stages::step(&graphs, &s.graph, eval, &also.unwrap_or(none), &lowering)?;
-        comm.between_stages = cut.map_or_else(Vec::new, |p| p.sent());
+        if let (Some(p), Some(sharding)) = (cut, &graphs.sharding) {
+            let axis = sharding.plan.pipeline.as_ref().map_or(0, |p| p.axis);
+            comm.pipeline = Some((sharding.plan.mesh[axis].name.clone(), p.ranks.len() as u64));
+            let sources = &graphs.findings.sources;
+            let sent = |c: &Crossing| Sent::of(&p.graph, c.value, [c.from, c.to], c.count, sources);
+            comm.sent = p.crossings().iter().map(sent).collect();
+        }
     }
     let outer = if eval { None } else { sharding::outer(&graphs)? };
     if let (Some(o), Some((every, _))) = (&outer, &graphs.outer) {

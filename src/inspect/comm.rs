@@ -2,6 +2,7 @@
 //!
 //! Figures are per rank and step: of all turns of the loops around a collective.
 
+use super::sends::Sent;
 use crate::ir::*;
 use crate::mesh::{Atom, Cut, Layout, Partial, cut};
 use crate::shard::{Reason, Sharded, Story, Why, overlapped};
@@ -20,9 +21,9 @@ pub struct Comm {
     /// `train` or `eval`.
     pub step: &'static str,
     pub collectives: Vec<Entry>,
-    /// Under a pipeline: what the ranks of each coordinate along it send to others, how many arrays and bytes a step. `collectives` are
-    /// those of all stages then.
-    pub between_stages: Vec<(usize, usize)>,
+    /// Under a pipeline: its axis and size, and what its ranks send to each other. `collectives` are those of all stages then.
+    pub pipeline: Option<(String, u64)>,
+    pub sent: Vec<Sent>,
     /// What follows each so many steps: figures are of one time then. Its numbers go on behind those of the step.
     pub outer: Option<(u64, Box<Comm>)>,
 }
@@ -107,7 +108,8 @@ impl Comm {
             mesh,
             step,
             collectives: Vec::new(),
-            between_stages: Vec::new(),
+            pipeline: None,
+            sent: Vec::new(),
             outer: None,
         };
         if let Some((s, sources)) = sharded {
@@ -139,9 +141,24 @@ impl Comm {
         self.mesh.iter().map(|a| a.1).product()
     }
 
-    /// Sent per rank and step.
+    /// Sent per rank and step, by collectives and between stages.
     pub fn wire_bytes(&self) -> f64 {
-        self.collectives.iter().map(|c| c.wire_bytes).sum()
+        self.collectives.iter().map(|c| c.wire_bytes).sum::<f64>() + self.sent_bytes()
+    }
+
+    /// Between stages; mean over the ranks along the pipeline.
+    fn sent_bytes(&self) -> f64 {
+        let ranks = self.pipeline.as_ref().map_or(1, |p| p.1);
+        self.sent.iter().map(|s| s.bytes as f64).sum::<f64>() / ranks as f64
+    }
+
+    /// By coordinate along the pipeline: how many arrays are sent in a step, and how many bytes.
+    pub fn by_stage(&self) -> Vec<(u64, u64)> {
+        let mut all = vec![(0, 0); self.pipeline.as_ref().map_or(0, |p| p.1 as usize)];
+        for s in &self.sent {
+            all[s.from] = (all[s.from].0 + s.count, all[s.from].1 + s.bytes);
+        }
+        all
     }
 
     /// Totals by something of a collective, in order of appearance.
@@ -154,12 +171,20 @@ impl Comm {
     }
 
     pub fn by_kind(&self) -> IndexMap<String, f64> {
-        self.totals(|c| c.kind.name().to_string())
+        let mut all = self.totals(|c| c.kind.name().to_string());
+        if !self.sent.is_empty() {
+            all.insert("send".into(), self.sent_bytes());
+        }
+        all
     }
 
     /// A group over several axes is an entry of its own, `dp,tp`.
     pub fn by_axis(&self) -> IndexMap<String, f64> {
-        self.totals(|c| c.axes.join(","))
+        let mut all = self.totals(|c| c.axes.join(","));
+        if let Some((axis, _)) = self.pipeline.as_ref().filter(|_| !self.sent.is_empty()) {
+            *all.entry(axis.clone()).or_default() += self.sent_bytes();
+        }
+        all
     }
 
     /// As `partita comm --json` prints it.
@@ -169,11 +194,17 @@ impl Comm {
             all.into_iter().map(|(k, x)| (k, number(x))).collect()
         };
         let stage =
-            |(at, (sends, bytes)): (usize, &(usize, usize))| json!({"coordinate": at, "sends": sends, "bytes": bytes});
+            |(at, (sends, bytes)): (usize, &(u64, u64))| json!({"coordinate": at, "sends": sends, "bytes": bytes});
+        let mut collectives: Vec<Json> = self.collectives.iter().map(Entry::json).collect();
+        if let Some((axis, ranks)) = &self.pipeline {
+            let known = self.collectives.len() + self.outer.as_ref().map_or(0, |o| o.1.collectives.len());
+            let entry = |(k, s): (usize, &Sent)| s.json(known + k + 1, (axis, *ranks));
+            collectives.extend(self.sent.iter().enumerate().map(entry));
+        }
         let mut out = json!({
             "plan": self.plan,
             "mesh": mesh,
-            "collectives": self.collectives.iter().map(Entry::json).collect::<Vec<_>>(),
+            "collectives": collectives,
             "totals": {
                 "wire_bytes": number(self.wire_bytes()),
                 "by_kind": totals(self.by_kind()),
@@ -188,15 +219,15 @@ impl Comm {
             });
             out["totals"]["mean_wire_bytes"] = number(self.mean_bytes());
         }
-        if !self.between_stages.is_empty() {
-            out["between_stages"] = self.between_stages.iter().enumerate().map(stage).collect();
+        if self.pipeline.is_some() {
+            out["between_stages"] = self.by_stage().iter().enumerate().map(stage).collect();
         }
         out
     }
 }
 
 /// Bytes that are whole are written so.
-fn number(x: f64) -> Json {
+pub(super) fn number(x: f64) -> Json {
     if x.fract() == 0.0 && x.abs() < 9e15 { json!(x as i64) } else { json!(x) }
 }
 

@@ -119,7 +119,7 @@ impl Comm {
     pub fn text(&self) -> String {
         let mut out = format!("{}\n", self.title());
         if self.collectives.is_empty() {
-            out += match (self.ranks(), self.between_stages.is_empty()) {
+            out += match (self.ranks(), self.pipeline.is_none()) {
                 (1, _) => "one rank: nothing is exchanged\n",
                 (_, true) => "nothing is exchanged\n",
                 (_, false) => "within a stage nothing is exchanged\n",
@@ -164,13 +164,13 @@ impl Comm {
     }
 
     fn stages(&self, out: &mut String) {
-        if self.between_stages.is_empty() {
+        if self.pipeline.is_none() {
             return;
         }
         let _ = writeln!(out, "\nbetween stages, sent in a step (what stands above is of all stages together):");
-        for (at, (sends, sent)) in self.between_stages.iter().enumerate() {
-            let arrays = if *sends == 1 { "array" } else { "arrays" };
-            let _ = writeln!(out, "  rank {at} of the pipeline: {sends} {arrays}, {} bytes", bytes(*sent as f64));
+        for (at, (sends, sent)) in self.by_stage().into_iter().enumerate() {
+            let arrays = if sends == 1 { "array" } else { "arrays" };
+            let _ = writeln!(out, "  rank {at} of the pipeline: {sends} {arrays}, {} bytes", bytes(sent as f64));
         }
     }
 }

@@ -36,26 +36,47 @@ impl Pipelined {
         params.chain(states).map(|(path, homes)| (path.clone(), *homes)).collect()
     }
 
-    /// By rank along the axis: how many arrays it sends in a step, and how many bytes.
-    pub fn sent(&self) -> Vec<(usize, usize)> {
-        let bytes = |var: &Var| bytes(&self.graph, &self.sums, var);
-        let of = |list: &Vec<Item>| {
-            let sends =
-                list.iter().filter_map(|i| if let Item::Send { var, .. } = i { Some(bytes(var)) } else { None });
-            sends.fold((0, 0), |(n, sum), b| (n + 1, sum + b))
+    /// What goes from rank to rank along the axis in a step, in the order of the ranks' lists.
+    pub fn crossings(&self) -> Vec<Crossing> {
+        let mut all: IndexMap<(Var, usize, usize), usize> = IndexMap::new();
+        for (from, list) in self.ranks.iter().enumerate() {
+            for item in list {
+                if let Item::Send { var, to, .. } = item {
+                    *all.entry((*var, from, *to)).or_default() += 1;
+                }
+            }
+        }
+        let crossing = |((var, from, to), count): ((Var, usize, usize), usize)| Crossing {
+            value: value_of(&self.sums, &var).expect("something that is sent"),
+            from,
+            to,
+            count,
         };
-        self.ranks.iter().map(of).collect()
+        all.into_iter().map(crossing).collect()
+    }
+}
+
+/// A value of the step that one rank along the pipeline's axis sends to another one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Crossing {
+    pub value: ValueId,
+    pub from: usize,
+    pub to: usize,
+    /// Messages a step.
+    pub count: usize,
+}
+
+/// The value of which there is one, or one for each microbatch.
+fn value_of(sums: &[ValueId], var: &Var) -> Option<ValueId> {
+    match *var {
+        Var::Microbatch => None,
+        Var::Each(v) | Var::Once(v) => Some(v),
+        Var::Sum(k) => Some(sums[k]),
     }
 }
 
 fn bytes(g: &Graph, sums: &[ValueId], var: &Var) -> usize {
-    let v = match *var {
-        Var::Microbatch => return 0,
-        Var::Each(v) | Var::Once(v) => v,
-        Var::Sum(k) => sums[k],
-    };
-    let value = g.value(v);
-    g.elements(&value.dims) * value.dtype.bytes()
+    value_of(sums, var).map_or(0, |v| g.elements(&g.value(v).dims) * g.value(v).dtype.bytes())
 }
 
 /// What a function computes.
