@@ -100,8 +100,11 @@ impl<'a> Pins<'a> {
         for i in order {
             let Some((k, _)) = found[i] else { continue };
             let entries = &self.rules.pins[k].entries;
+            // A single element is dealt from no end.
+            let single = g.size(dims[i]) < 2;
+            let dealt = |e: &Entry| Entry { order: if single { Order::Block } else { e.order }, ..*e };
             let free = entries.iter().take_while(|e| !used.contains(&e.atom));
-            let cut: Cut = free.copied().collect();
+            let cut: Cut = free.map(dealt).collect();
             let displaced = !entries.is_empty() && cut.is_empty();
             used.extend(cut.iter().map(|e| e.atom));
             // A rule that has lost its atom says nothing.
