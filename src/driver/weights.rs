@@ -61,9 +61,11 @@ pub fn save(recipe: &Recipe, engine: &dyn Engine, spare: Vec<Group>) -> Vec<Grou
     groups
 }
 
-/// The first parameter of a snapshot with a value that is not finite, and that value.
+/// The first parameter of a snapshot, or copy of one, with a value that is not finite, and that value.
 pub fn not_finite<'g>(recipe: &Recipe, groups: &'g [Group]) -> Option<(&'g str, f64)> {
-    let model = groups.iter().find(|g| g.name == MODEL)?;
+    let tensors = |name: &str| groups.iter().find(|g| g.name == name).map_or(&[][..], |g| &g.tensors);
+    let copies = tensors(OPTIMIZER).iter().filter(|t| recipe.copied.iter().any(|c| c.info.name == t.info.name));
+    let params = tensors(MODEL).iter().take(recipe.params.len());
     let bad = |bytes: &[u8], dtype: DType| -> Option<f64> {
         // Whole blocks without an exponent of ones are passed over quickly.
         let suspect = match dtype {
@@ -75,7 +77,7 @@ pub fn not_finite<'g>(recipe: &Recipe, groups: &'g [Group]) -> Option<(&'g str, 
         };
         suspect.then(|| numbers(dtype, bytes).into_iter().find(|x| !x.is_finite())).flatten()
     };
-    model.tensors[..recipe.params.len()].iter().find_map(|t| Some((t.info.name.as_str(), bad(&t.bytes, t.info.dtype)?)))
+    params.chain(copies).find_map(|t| Some((t.info.name.as_str(), bad(&t.bytes, t.info.dtype)?)))
 }
 
 /// Reads groups of a checkpoint into the engine.

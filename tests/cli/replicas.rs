@@ -151,3 +151,15 @@ fn comm_tells_outer_steps_apart() {
     // Gradients of before are under way while the step computes.
     assert!(large.clone().count() > 0 && large.clone().all(|c| c["overlapped"] == true), "{late}");
 }
+
+/// The model is finite until the outer step, the replicas are not.
+#[test]
+fn replicas_that_are_not_finite_are_not_saved() {
+    let folder = folder();
+    let at = folder.path();
+    let text = std::fs::read_to_string(at.join("tiny.pta")).expect("the model");
+    write(at, "wild.pta", text.replace("lr = 1e-2", "lr = 3e38, weight_decay = 1e10"));
+    let said = fails(at, &["train", "wild.pta", "--plan", "far", "--out", "wild", "--steps", "1"], 1, "E0810");
+    assert!(said.contains("`copy:"), "{said}");
+    assert!(!at.join("wild/step-00000001").exists());
+}
