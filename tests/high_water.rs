@@ -37,15 +37,17 @@ fn check(source: &str, plan: &str) {
     assert_eq!(now[1] - before[1], all(&|s| s.report.offloaded_bytes), "{plan}: in files");
     let machine = engine.machine_mut();
     machine.each(|exec| exec.paint(PAINT));
-    for (step, name) in ["init", "train", "eval", "train"].into_iter().enumerate() {
-        let program = machine.program();
-        let routine = program.routines.iter().position(|r| r.name == name).expect("a routine");
-        machine
-            .run(routine, RunArgs { seed: 3, step: step as u64, position: 0 })
-            .unwrap_or_else(|e| panic!("{plan}: {e}"));
+    let program = machine.program();
+    for (step, name) in ["init", "train", "eval", "outer", "train"].into_iter().enumerate() {
+        // There is an outer step where replicas train apart.
+        let Some(routine) = program.routines.iter().position(|r| r.name == name) else {
+            assert_eq!(name, "outer", "{plan}");
+            continue;
+        };
+        let args = RunArgs { seed: 3, step: step as u64, position: 0 };
+        machine.run(routine, args).unwrap_or_else(|e| panic!("{plan}: {e}"));
     }
     assert_eq!(held(), now, "{plan}: allocated in steps");
-    let program = machine.program();
     let mut rank = 0;
     machine.each(|exec| {
         let stage = program.stage(rank);
@@ -86,6 +88,8 @@ fn layouts_take_what_was_said() {
         format!("mesh dp = 2, tp = 2\n{dp}\n{tp}\nshard seq by tp in LayerNorm\nrecompute full\nzero 3 by dp"),
         format!("mesh dp = 2\n{dp}\nzero 1 by dp\noffload activations, optimizer to host"),
         "mesh cp = 2\nshard seq by cp { gather = ring, order = zigzag }".to_string(),
+        format!("mesh dp = 2\n{dp}\nlocal(steps = 2) by dp {{ lr = 0.7, momentum = 0.9 }}"),
+        format!("mesh dp = 2\n{dp}\nasync(staleness = 2) by dp"),
     ] {
         check(&gpt(), &plan);
     }
@@ -101,6 +105,7 @@ fn stages_take_what_was_said() {
         ("pp = 2", "zb_h1", "precision bf16"),
         ("pp = 2", "v_min", "offload activations, optimizer, parameters to host"),
         ("pp = 2", "dualpipe", ""),
+        ("pp = 2", "2bw", ""),
         ("pp = 2, dp = 2", "zb_v", "shard batch by dp\nzero 3 by dp\nrecompute full"),
         ("pp = 2, tp = 2", "1f1b", "shard heads, mlp, vocab by tp\nshard seq by tp in LayerNorm"),
         ("pp = 2, dp = 2", "1f1b", "shard batch by dp\nzero 2 by dp\noffload activations to host"),

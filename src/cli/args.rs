@@ -234,7 +234,7 @@ pub struct MemoryArgs {
     /// Of this rank; without it, of those that need most
     #[arg(long, value_name = "N")]
     pub rank: Option<usize>,
-    /// Of this routine (train, eval or init); without it, of the one that needs most
+    /// Of this routine (train, eval, init, outer); without it, of the one that needs most
     #[arg(long, value_name = "NAME")]
     pub routine: Option<String>,
     /// Show all places of the source, or all that is alive
