@@ -6,6 +6,7 @@ use crate::ir::prune::prune;
 use crate::ir::{self, Graph, OpId, Operation};
 use crate::program::{self, ALIGN, Access, Place, Program, Role, Site, Slot, Source, SourceId, Work};
 use crate::source::{SourceMap, Span};
+use crate::types::DType;
 use crate::types::rng::Dist;
 use indexmap::IndexMap;
 use std::collections::HashMap;
@@ -140,62 +141,75 @@ impl<'s> Module<'s> {
 
     /// Slots of a graph's parameters, states and inputs, in the order of its tables.
     pub(super) fn slots(&mut self, graph: &Graph) -> Slots {
-        let names = |dims: &[ir::DimId]| -> (Vec<String>, Vec<usize>) {
-            (dims.iter().map(|d| graph.dim(*d).name.clone()).collect(), dims.iter().map(|d| graph.size(*d)).collect())
-        };
-        let mut slot = |path: &str, dtype, dims: &[ir::DimId], role, span| {
-            let cut = lower::ranks::parts(graph, dims);
-            let (dims, shape) = names(dims);
-            let source = self.source(span, "", None);
-            Slot {
-                path: path.to_string(),
-                dtype,
-                dims,
-                shape,
-                cut,
-                role,
-                source,
-                host: false,
-                on: Vec::new(),
-                copied: false,
-            }
-        };
-        let params: Vec<Slot> =
-            graph.params.iter().map(|p| slot(&p.path, p.dtype, &p.dims, Role::Param, p.span)).collect();
-        let states: Vec<Option<Slot>> =
-            graph.states.iter().map(|s| Some(slot(&s.path, s.dtype, &s.dims, role_of(s.kind)?, s.span))).collect();
-        let inputs: Vec<Slot> =
-            graph.inputs.iter().map(|i| slot(&i.name, i.dtype, &i.dims, Role::Input, i.span)).collect();
-        let by_path = |known: &mut HashMap<String, u32>, slots: &mut Vec<Slot>, slot: Slot| {
-            *known.entry(slot.path.clone()).or_insert_with(|| {
-                slots.push(slot);
-                slots.len() as u32 - 1
-            })
-        };
-        let by_type = |slots: &mut Vec<Slot>, slot: Slot| {
-            let key = |s: &Slot| (s.path.clone(), s.shape.clone(), s.cut.clone(), s.dtype);
-            let same = |s: &Slot| key(s) == key(&slot);
-            let at = slots.iter().position(same).unwrap_or_else(|| {
-                slots.push(slot);
-                slots.len() - 1
-            });
-            at as u32
-        };
-        let (program, [known_params, known_states]) = (&mut self.program, &mut self.paths);
+        let mut out = Slots::default();
+        // Most are known: functions of a step have the tables of all of it.
+        for p in &graph.params {
+            let at = match self.paths[0].get(&p.path) {
+                Some(known) => *known,
+                None => {
+                    let slot = self.slot(graph, &p.path, p.dtype, &p.dims, Role::Param, p.span);
+                    self.program.params.push(slot);
+                    let at = self.program.params.len() as u32 - 1;
+                    self.paths[0].insert(p.path.clone(), at);
+                    at
+                }
+            };
+            out.params.push(at);
+        }
         let mut arguments = 0..;
-        let state = |slot: Option<Slot>| match slot {
-            Some(s) => Place::State(by_path(known_states, &mut program.states, s)),
-            None => Place::Argument(arguments.next().expect("without end")),
-        };
-        Slots {
-            params: params.into_iter().map(|s| by_path(known_params, &mut program.params, s)).collect(),
-            states: states.into_iter().map(state).collect(),
-            inputs: inputs.into_iter().map(|s| by_type(&mut program.inputs, s)).collect(),
+        for s in &graph.states {
+            let place = match (role_of(s.kind), self.paths[1].get(&s.path)) {
+                (None, _) => Place::Argument(arguments.next().expect("without end")),
+                (Some(_), Some(known)) => Place::State(*known),
+                (Some(role), None) => {
+                    let slot = self.slot(graph, &s.path, s.dtype, &s.dims, role, s.span);
+                    self.program.states.push(slot);
+                    let at = self.program.states.len() as u32 - 1;
+                    self.paths[1].insert(s.path.clone(), at);
+                    Place::State(at)
+                }
+            };
+            out.states.push(place);
+        }
+        for i in &graph.inputs {
+            let slot = self.slot(graph, &i.name, i.dtype, &i.dims, Role::Input, i.span);
+            let same =
+                |s: &Slot| (&s.path, &s.shape, &s.cut, s.dtype) == (&slot.path, &slot.shape, &slot.cut, slot.dtype);
+            let at = self.program.inputs.iter().position(same).unwrap_or_else(|| {
+                self.program.inputs.push(slot);
+                self.program.inputs.len() - 1
+            });
+            out.inputs.push(at as u32);
+        }
+        out
+    }
+
+    fn slot(
+        &mut self,
+        graph: &Graph,
+        path: &str,
+        dtype: DType,
+        dims: &[ir::DimId],
+        role: Role,
+        span: Option<Span>,
+    ) -> Slot {
+        Slot {
+            path: path.to_string(),
+            dtype,
+            dims: dims.iter().map(|d| graph.dim(*d).name.clone()).collect(),
+            shape: dims.iter().map(|d| graph.size(*d)).collect(),
+            cut: lower::ranks::parts(graph, dims),
+            role,
+            source: self.source(span, "", None),
+            host: false,
+            on: Vec::new(),
+            copied: false,
         }
     }
 }
 
 /// Where the parameters, states and inputs of a graph are; states that are arguments by their order.
+#[derive(Default)]
 pub(super) struct Slots {
     pub params: Vec<u32>,
     pub states: Vec<Place>,

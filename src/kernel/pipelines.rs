@@ -21,7 +21,7 @@ impl Module<'_> {
             self.program.mesh = p.graph.mesh.clone();
         }
         let function = |module: &mut Self, f: &crate::pipeline::Function| {
-            let routine = lower::lower(module, &format!("{name}.{}", f.name), prune(&f.graph), options);
+            let routine = lower::lower(module, &format!("{name}.{}", f.name), f.graph.clone(), options);
             module.program.routines.push(routine);
             module.program.routines.len() as u32 - 1
         };

@@ -13,7 +13,8 @@ struct After<'a, 'b> {
     b: &'a Behind,
     rank: usize,
     kept: &'a [ValueId],
-    mine: HashSet<OpId>,
+    /// By function: the operations behind the microbatches that are its own, in order.
+    own: Vec<Vec<OpId>>,
     /// Outputs that are new parameters and states, each with the function that writes it; and the others.
     slots: Vec<(&'a Output, usize)>,
     leaving: Vec<&'a Output>,
@@ -24,12 +25,16 @@ impl Cutter<'_> {
     pub fn after(&self, rank: usize, b: &Behind, kept: &[ValueId]) -> Vec<Function> {
         let all = b.outputs[rank].iter().map(|k| &self.g().outputs[*k]);
         let (slots, leaving): (Vec<&Output>, Vec<&Output>) = all.partition(|o| is_slot(o));
-        let mine = b.computes[rank].iter().copied().collect();
-        let mut a = After { c: self, b, rank, kept, mine, slots: Vec::new(), leaving };
+        let mut a = After { c: self, b, rank, kept, own: Vec::new(), slots: Vec::new(), leaving };
         a.slots = slots.into_iter().map(|o| (o, a.level(o.value))).collect();
         let made = b.computes[rank].iter().map(|id| a.level_of(*id));
         let left = a.leaving.iter().map(|o| a.level(o.value));
         let last = made.chain(left).chain(a.slots.iter().map(|s| s.1)).max().unwrap_or(0);
+        let mut own = vec![Vec::new(); last + 1];
+        for id in b.computes[rank].iter().filter(|id| a.is_after(**id)) {
+            own[a.level_of(*id)].push(*id);
+        }
+        a.own = own;
         a.write_late(last);
         (0..=last).map(|now| a.function(now)).collect()
     }
@@ -48,10 +53,6 @@ impl After<'_, '_> {
         self.c.s.flat.part[id.index()] == Part::After
     }
 
-    fn is_own(&self, id: OpId, now: usize) -> bool {
-        self.is_after(id) && self.mine.contains(&id) && self.level_of(id) == now
-    }
-
     /// What the rank can compute of what is always there is made where it is needed.
     fn repeats(&self, id: OpId) -> bool {
         let results = &self.c.g().op(id).results;
@@ -63,7 +64,19 @@ impl After<'_, '_> {
     fn ops(&self, now: usize) -> Vec<OpId> {
         let mut values = self.others(now);
         values.extend(self.slots.iter().filter(|s| s.1 == now).map(|s| s.0.value));
-        self.c.with_needs(|id| self.is_own(id, now), &values, |id| self.repeats(id))
+        // In order, with all that is repeated for them.
+        let made = |v: &ValueId| self.c.def(*v).filter(|id| self.repeats(*id));
+        let mut open: Vec<OpId> = values.iter().filter_map(made).collect();
+        self.own[now].iter().for_each(|id| open.extend(self.c.g().op(*id).args.iter().filter_map(made)));
+        let mut again = HashSet::new();
+        while let Some(id) = open.pop() {
+            if again.insert(id) {
+                open.extend(self.c.g().op(id).args.iter().filter_map(made));
+            }
+        }
+        let mut ops: Vec<OpId> = self.own[now].iter().copied().chain(again).collect();
+        ops.sort_unstable_by_key(|id| self.b.position[id.index()]);
+        ops
     }
 
     /// Outputs, and what others need, that nothing behind computes.
@@ -110,7 +123,7 @@ impl After<'_, '_> {
         ops.iter().for_each(|id| d.op(*id));
         self.slots.iter().filter(|s| s.1 == now).for_each(|(o, _)| d.output(o));
         let later = self.read_later(now);
-        for id in ops.iter().filter(|id| self.is_own(**id, now)) {
+        for id in &self.own[now] {
             for r in g.op(*id).results.iter().filter(|r| later.contains(r)) {
                 let made = d.value(*r);
                 d.give(var(*r), *r, made);

@@ -33,8 +33,9 @@ pub struct Held {
 }
 
 pub struct Behind {
-    /// All operations, in order.
-    pub ops: Vec<OpId>,
+    /// All operations, in order, and the place of each.
+    ops: Vec<OpId>,
+    pub position: Vec<u32>,
     pub home: Vec<Homes>,
     /// By rank and value: how many times something had to be sent before it.
     pub level: Vec<HashMap<ValueId, usize>>,
@@ -55,6 +56,7 @@ impl Behind {
         hold_states(s, held, &parts, all);
         let mut b = Behind {
             ops: Vec::new(),
+            position: Vec::new(),
             home: vec![all; s.flat.g.values.len()],
             level: vec![HashMap::new(); held.ranks],
             computes: vec![Vec::new(); held.ranks],
@@ -190,6 +192,8 @@ impl Behind {
             members(homes).filter(|r| *r < held.ranks).for_each(|r| self.outputs[r].push(k));
         }
         self.ops = g.block(ENTRY).ops.clone();
+        self.position = vec![0; g.ops.len()];
+        self.ops.iter().enumerate().for_each(|(k, id)| self.position[id.index()] = k as u32);
         let mut sends: Vec<(ValueId, usize, usize)> = Vec::new();
         let mut leave = |v: ValueId, need: Homes, home: Homes| {
             let from = members(home).next().unwrap_or(0);

@@ -39,8 +39,9 @@ impl Found {
             Def::Op(id, _) if g.op(id).block == body && uses(v) == 1 => Some(id),
             _ => None,
         };
+        // Most carries are not gathered, which is seen at once.
+        let Some(Operation { op: Op::Collective(out), .. }) = g.def_op(next) else { return None };
         let gather = made(next)?;
-        let Op::Collective(out) = &g.op(gather).op else { return None };
         let change = made(g.op(gather).args[0])?;
         let Op::Map(_) = g.op(change).op else { return None };
         let is_slice = |id: &OpId| matches!(&g.op(*id).op, Op::Collective(c) if c.kind == CollectiveKind::Slice);
