@@ -5,7 +5,7 @@ use super::options::Options;
 use super::passes::internal;
 use super::pipeline::Graphs;
 use super::recompute::{self, Asked};
-use crate::check::plan::{Gather, Link, Order};
+use crate::check::plan::{self as form, Gather, Link, Order};
 use crate::check::replicas::Rule;
 use crate::diag::{Diagnostic, Sink};
 use crate::elaborate::Elab;
@@ -17,7 +17,7 @@ use crate::mesh::{self, Atom, Axis, Cut, Entry, Mesh};
 use crate::recompute::Policy;
 use crate::resolve::Program;
 use crate::schedule::Table;
-use crate::shard::{self, Pin, Place, Rules, Sharded, Storage, Strength, Zero};
+use crate::shard::{self, Pin, Place, Regather, Rules, Sharded, Storage, Strength, Zero};
 use crate::stage;
 
 /// How a plan spreads the graphs of a training run over ranks.
@@ -302,7 +302,11 @@ fn rules(plan: &ResolvedPlan, g: &Graph) -> Result<Rules, Box<Diagnostic>> {
         level: z.level,
         atoms: z.axes.iter().flat_map(|a| mesh.atoms_of(*a)).filter(|a| mesh.size(*a) > 1).collect(),
         place: z.scope.as_ref().map(|s| place(s, g)),
-        regather: z.regather == crate::check::plan::Regather::Backward,
+        regather: match z.regather {
+            form::Regather::Backward => Regather::Backward,
+            form::Regather::Never => Regather::Never,
+            form::Regather::Step => Regather::Step,
+        },
         span: z.span,
     });
     let ring = plan.rules.iter().filter(|r| r.gather == Some(Gather::Ring));

@@ -5,7 +5,7 @@ use super::comm::{Entry, Names, Place, phase_name, stored, word};
 use super::table::bytes;
 use crate::ir::*;
 use crate::mesh::Atom;
-use crate::shard::{Along, Link, Reason, Rules, Sharded, Why};
+use crate::shard::{Along, Link, Reason, Regather, Rules, Sharded, Why};
 use crate::source::{SourceMap, Span};
 use std::fmt::Write;
 
@@ -147,9 +147,9 @@ impl Teller<'_> {
                 self.out.zero.push(k);
                 let place = self.place(Some(z.span));
                 self.out.rules.push(Line { text: self.sources.text(z.span).to_string(), place });
-                if z.level >= 3 && z.regather {
+                if z.level >= 3 && z.regather == Regather::Backward {
                     self.out.edits.push(
-                        "`{ regather = never }` gathers once a step, and keeps what is gathered for the backward pass"
+                        "`{ regather = never }` gathers once for both passes and keeps what is gathered, `step` once for all microbatches"
                             .into(),
                     );
                 }

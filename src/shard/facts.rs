@@ -2,7 +2,7 @@
 
 use super::classes::Classes;
 use super::nest::{Nest, nest};
-use super::{Pin, Place, Rules, Strength, Zero};
+use super::{Pin, Place, Regather, Rules, Strength, Zero};
 use crate::ir::*;
 use crate::mesh::{Atom, Cut, Entry, Mesh, Order, cut};
 use indexmap::IndexMap;
@@ -24,7 +24,7 @@ pub struct Stored {
     pub update: Vec<Cut>,
     /// As its gradient is summed over microbatches.
     pub gradient: Vec<Cut>,
-    pub regather: bool,
+    pub regather: Regather,
 }
 
 /// Which scopes a place covers: the depth of the nearest of its bodies.
@@ -238,7 +238,7 @@ pub fn storage(g: &Graph, rules: &Rules) -> Storage {
             between: at(3),
             gradient: at(2),
             update: at(1),
-            regather: own.is_none_or(|(_, z)| z.regather),
+            regather: own.map_or(Regather::Backward, |(_, z)| z.regather),
             compute,
         };
         out.params.insert(p.path.clone(), stored);

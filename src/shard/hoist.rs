@@ -1,11 +1,13 @@
-//! Gathers that each turn of a loop makes of a sum are made once, behind the loop.
+//! What each turn of a loop would gather is gathered once: a sum behind the loop, a parameter before it.
 //!
 //! Where what a turn adds is cut and what the loop carries is whole, a turn would slice what is carried, add to the slice, and gather again.
 //! An elementwise function of slices is the slice of the function, so the loop carries the slice instead: as gradients of several
 //! microbatches are gathered once a step.
 
 use crate::ir::*;
+use crate::types::MapOp;
 
+/// Moves gathers of sums behind loops.
 pub fn gathers(g: &mut Graph) {
     for block in 0..g.blocks.len() {
         for id in g.blocks[block].ops.clone() {
@@ -18,6 +20,94 @@ pub fn gathers(g: &mut Graph) {
             }
         }
     }
+}
+
+/// Moves gathers of parameters that are to be gathered once before loops that capture them.
+pub fn parameters(g: &mut Graph, once: &dyn Fn(&str) -> bool) {
+    for block in 0..g.blocks.len() {
+        for id in g.blocks[block].ops.clone() {
+            if let Op::Loop { body, carries, .. } = g.op(id).op {
+                for inner in g.block(body).ops.clone() {
+                    if let Some(chain) = gathered_parameter(g, id, inner, carries as usize, once) {
+                        hoist_chain(g, id, body, &chain);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Of an operation that gathers a captured parameter, or a cast of one: those two, in order.
+fn gathered_parameter(
+    g: &Graph,
+    loop_: OpId,
+    id: OpId,
+    carries: usize,
+    once: &dyn Fn(&str) -> bool,
+) -> Option<Vec<OpId>> {
+    let op = g.op(id);
+    let Op::Collective(Collective { kind: CollectiveKind::AllGather, reduce: None, .. }) = op.op else { return None };
+    let mut chain = vec![id];
+    let mut from = op.args[0];
+    if let Def::Op(cast, _) = g.value(from).def
+        && let Op::Map(MapOp::Cast(_)) = g.op(cast).op
+    {
+        chain.insert(0, cast);
+        from = g.op(cast).args[0];
+    }
+    let Def::BlockParam(k) = g.value(from).def else { return None };
+    let outside = *g.op(loop_).args.get((k as usize).checked_sub(1).filter(|k| *k >= carries)?)?;
+    let mut maker = g.def_op(outside)?;
+    if let Op::Map(MapOp::Cast(_)) = maker.op {
+        maker = g.def_op(maker.args[0])?;
+    }
+    let Op::Param(p) = maker.op else { return None };
+    once(&g.params[p.index()].path).then_some(chain)
+}
+
+/// Puts operations of a loop's body that depend on captures alone before the loop, which captures the last one's result.
+fn hoist_chain(g: &mut Graph, loop_: OpId, body: BlockId, chain: &[OpId]) {
+    let outer = g.op(loop_).block;
+    let outside = |g: &Graph, v: ValueId| match g.value(v).def {
+        Def::BlockParam(k) if g.value(v).block == body => g.op(loop_).args[k as usize - 1],
+        _ => v,
+    };
+    let mut made = Vec::new();
+    for id in chain {
+        // What else the body reads of a cast stays there.
+        let (new, result) = (OpId(g.ops.len() as u32), ValueId(g.values.len() as u32));
+        let Operation { args, results, .. } = g.op(*id).clone();
+        let args = args.iter().map(|a| made.last().map_or_else(|| outside(g, *a), |(v, _)| *v)).collect();
+        let last = Some(id) == chain.last();
+        let id = if last { *id } else { new };
+        let result = if last { results[0] } else { result };
+        if last {
+            g.ops[id.index()].args = args;
+            g.ops[id.index()].block = outer;
+        } else {
+            let model = g.op(chain[0]).clone();
+            g.values.push(Value { def: Def::Op(id, 0), block: outer, ..g.value(results[0]).clone() });
+            g.ops.push(Operation { args, results: vec![result], block: outer, ..model });
+        }
+        made.push((result, id));
+    }
+    let Some((gathered, gather)) = made.last().copied() else { return };
+    // Inside, a new capture stands for it.
+    let inside = ValueId(g.values.len() as u32);
+    let place = g.block(body).params.len() as u32;
+    g.values.push(Value { def: Def::BlockParam(place), block: body, ..g.value(gathered).clone() });
+    g.values[gathered.index()].block = outer;
+    let block = &mut g.blocks[body.index()];
+    block.params.push(inside);
+    block.ops.retain(|op| *op != gather);
+    block.results.iter_mut().filter(|v| **v == gathered).for_each(|v| *v = inside);
+    for op in block.ops.clone() {
+        g.ops[op.index()].args.iter_mut().filter(|a| **a == gathered).for_each(|a| *a = inside);
+    }
+    g.ops[loop_.index()].args.push(gathered);
+    let ops = &mut g.blocks[outer.index()].ops;
+    let at = ops.iter().position(|op| *op == loop_).expect("it stands there");
+    ops.splice(at..at, made.iter().map(|(_, id)| *id));
 }
 
 /// A carry that a turn slices, changes element by element, and gathers.

@@ -86,9 +86,19 @@ pub struct Zero {
     pub atoms: Vec<crate::mesh::Atom>,
     /// None: all parameters.
     pub place: Option<Place>,
-    /// Whether parameters gathered in the forward pass are gathered again in the backward pass.
-    pub regather: bool,
+    pub regather: Regather,
     pub span: Span,
+}
+
+/// How often parameters that are stored in parts are gathered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Regather {
+    /// Before their use in the forward pass and again in the backward pass.
+    Backward,
+    /// In the forward pass of each microbatch, and kept for its backward pass.
+    Never,
+    /// Once, before the first microbatch.
+    Step,
 }
 
 /// The program of a rank.
@@ -149,6 +159,9 @@ pub fn spread(graph: &Graph, rules: &Rules, storage: &Storage) -> Sharded {
     reduce::place_reductions(&mut state);
     let mut out = emit::emit(&state);
     hoist::gathers(&mut out.graph);
+    let once = |path: &str| storage.params.get(path).is_some_and(|s| s.regather == Regather::Step);
+    hoist::parameters(&mut out.graph, &once);
+    out.reasons.resize(out.graph.ops.len(), None);
     out.story = Story::of(state);
     out.story.graph = graph;
     out

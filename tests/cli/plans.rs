@@ -145,6 +145,18 @@ plan stages {
     pipeline depth by pp { schedule = zb_h1, microbatches = 2 }
 }
 plan same { microbatches 2 }
+plan gathered { mesh dp = 2
+    shard batch by dp
+    zero 3 by dp { regather = step }
+    microbatches 2 }
+plan kept { mesh dp = 2
+    shard batch by dp
+    zero 3 by dp { regather = never }
+    microbatches 2 }
+plan again { mesh dp = 2
+    shard batch by dp
+    zero 3 by dp
+    microbatches 2 }
 model Deep(tokens: int[batch, seq], targets: int[batch, seq]) {
     let wte = Embedding[vocab, embed]
     param scale: [embed] = 1
@@ -192,6 +204,26 @@ fn a_run_in_stages_is_that_of_one_device() {
     let output =
         Command::new(at.join("prog")).args(["train", "--steps", "2", "--out", "built"]).current_dir(at).output();
     assert!(output.is_ok_and(|o| o.status.success()));
+}
+
+/// How often parameters that are stored in parts are gathered: in the forward and backward pass of each of two microbatches, in the
+/// forward pass of each, once.
+#[test]
+fn parameters_are_gathered_as_often_as_is_said() {
+    let folder = tiny();
+    let at = folder.path();
+    write(at, "deep.pta", DEEP);
+    let gathers = |plan: &str| {
+        let text = succeeds(at, &["verify", "deep.pta", "--plan", plan]);
+        assert!(text.contains("the same as one device: "), "{text}");
+        let json = succeeds(at, &["comm", "deep.pta", "--plan", plan, "--json"]);
+        let json: serde_json::Value = serde_json::from_str(&json).expect("an object");
+        let all = json["collectives"].as_array().expect("a list");
+        let of = all.iter().filter(|e| e["kind"] == "all_gather" && e["phase"] != "update");
+        of.map(|e| e["count"].as_u64().expect("a number")).sum::<u64>()
+    };
+    let (once, kept, again) = (gathers("gathered"), gathers("kept"), gathers("again"));
+    assert!(once > 4 && kept == 2 * once && again > kept, "{once} {kept} {again}");
 }
 
 /// A run in stages beside its schedule.

@@ -270,3 +270,42 @@ fn parameters_are_read_before_they_are_new() {
     compare_programs(programs(&source, &plan, DType::F64, true), &plan, 13, 1e-9);
     compare(&source, &plan, DType::F64, 13, 1e-9);
 }
+
+/// A8: each of two times two microbatches has the gradient 1, on both stages: so has the batch if its loss is a mean, and 4 times that if
+/// it is a sum, whatever the schedule; nothing is divided twice, or after each microbatch.
+#[test]
+fn gradients_of_microbatches_are_scaled_once() {
+    let source = |loss: &str| {
+        format!(
+            "use optim.{{sgd}}
+dim batch = 4, embed = 1, depth = 2
+layer Shift(x: [batch, embed]) -> [batch, embed] {{
+    param by: [embed] = 0
+    x + by
+}}
+model Line(x: [batch, embed]) {{
+    let h = x
+    for i in depth {{ h = Shift(h) }}
+    loss {loss}[batch, embed](h)
+}}
+train Line {{
+    optimizer sgd(lr = 1.0)
+    steps 4
+}}
+"
+        )
+    };
+    for (loss, gradient) in [("mean", 1.0), ("sum", 4.0)] {
+        for (schedule, _) in schedules(2).into_iter().filter(|s| s.1 == 2) {
+            let [many, _] = programs(&source(loss), &plan(2, schedule, 4, "", ""), DType::F64, false);
+            let mut ranks = started(many);
+            feed(&mut ranks, 0, 1);
+            let train = ranks.routine("train").expect("a step");
+            ranks.run(train, RunArgs { seed: 1, step: 0, position: 0 }).unwrap_or_else(|e| panic!("{schedule}: {e}"));
+            let shifts: Vec<(String, Vec<f64>)> =
+                arrays(&ranks).into_iter().filter(|(name, _)| name.ends_with(".by")).collect();
+            assert_eq!(shifts.len(), 2, "{shifts:?}");
+            assert!(shifts.iter().all(|(_, x)| *x == [-gradient]), "{schedule} of a {loss}: {shifts:?}");
+        }
+    }
+}

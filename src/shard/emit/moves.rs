@@ -1,7 +1,7 @@
 //! Moves from layout to layout: the cheapest way from a form that there is, as collectives and local operations.
 
 use super::super::facts::Stored;
-use super::super::{Reason, Why};
+use super::super::{Reason, Regather, Why};
 use super::{Emitter, Form};
 use crate::ir::*;
 use crate::mesh::reshard::{self, Kind, Step};
@@ -43,7 +43,9 @@ impl Emitter<'_, '_> {
     pub(super) fn usable(&self, v: ValueId) -> impl Iterator<Item = &Form> {
         let all = self.forms.get(&v).expect("a value is made before its use");
         let dropped = self.b.phase != Phase::Forward
-            && self.stored(v).is_some_and(|stored| stored.regather && stored.between != stored.compute);
+            && self
+                .stored(v)
+                .is_some_and(|stored| stored.regather == Regather::Backward && stored.between != stored.compute);
         all.iter().filter(move |f| !dropped || !f.gathered || f.phase != Phase::Forward)
     }
 
