@@ -18,36 +18,47 @@ pub fn assign(wanted: &[Wanted]) -> (Vec<usize>, usize) {
         (std::cmp::Reverse(w.bytes), std::cmp::Reverse(length(w)), w.life.first, w.id)
     });
     let mut places = vec![0; wanted.len()];
-    // Placed so far, by offset.
-    let mut placed: Vec<(usize, usize, Lifetime)> = Vec::new();
+    // Placed so far, by offset. Lifetimes lie on their own: most that are looked at are not met.
+    let mut placed = Placed::default();
     let mut end = 0;
     for i in order {
         let w = &wanted[i];
-        let at = tightest_gap(&placed, w);
+        let at = placed.tightest_gap(w);
         places[i] = at;
-        let slot = placed.partition_point(|(start, ..)| *start <= at);
-        placed.insert(slot, (at, at + w.bytes, w.life));
+        let slot = placed.spans.partition_point(|(start, _)| *start <= at);
+        placed.spans.insert(slot, (at, at + w.bytes));
+        placed.lives.insert(slot, w.life);
         end = end.max(at + w.bytes);
     }
     (places, end.next_multiple_of(ALIGN))
 }
 
-fn tightest_gap(placed: &[(usize, usize, Lifetime)], w: &Wanted) -> usize {
-    let mut best: Option<(usize, usize)> = None;
-    let mut free = 0;
-    for (start, stop, life) in placed {
-        if !life.meets(w.life) {
-            continue;
-        }
-        if *start >= free + w.bytes {
-            let gap = start - free;
-            if best.is_none_or(|(size, _)| gap < size) {
-                best = Some((gap, free));
+#[derive(Default)]
+struct Placed {
+    /// Where each begins and ends.
+    spans: Vec<(usize, usize)>,
+    lives: Vec<Lifetime>,
+}
+
+impl Placed {
+    fn tightest_gap(&self, w: &Wanted) -> usize {
+        let mut best: Option<(usize, usize)> = None;
+        let mut free = 0;
+        for (k, life) in self.lives.iter().enumerate() {
+            if !life.meets(w.life) {
+                continue;
             }
+            let (start, stop) = self.spans[k];
+            if start >= free + w.bytes {
+                let gap = start - free;
+                if best.is_none_or(|(size, _)| gap < size) {
+                    best = Some((gap, free));
+                }
+            }
+            free = free.max(stop.next_multiple_of(ALIGN));
         }
-        free = free.max(stop.next_multiple_of(ALIGN));
+        best.map_or(free, |(_, at)| at)
     }
-    best.map_or(free, |(_, at)| at)
 }
 
 #[cfg(test)]

@@ -33,10 +33,11 @@ pub fn place_reductions(s: &mut State<'_>) {
         for (class, kind) in &region.sources {
             s.partial[*class].push(Part { atom: a, kind: *kind, rides: riding.contains(class) });
         }
+        // Made partial by what they are made of.
+        let reached = region.edges.iter().filter(|(from, _)| riding.contains(from)).map(|(_, to)| *to);
+        let reached: HashSet<usize> = reached.collect();
         for class in &region.members {
-            // Made partial by what it is made of.
-            let reached = region.made_from_riding(class, &riding);
-            if reached && !region.sources.contains_key(class) {
+            if reached.contains(class) && !region.sources.contains_key(class) {
                 s.partial[*class].push(Part { atom: a, kind: ReduceKind::Sum, rides: riding.contains(class) });
             }
         }
@@ -213,9 +214,10 @@ impl Region {
             }
         }
         // What stands beside a value is known only now.
+        let sinks: HashSet<usize> = r.sinks.iter().copied().collect();
         for class in &r.members {
             let stuck = |(id, i): &(OpId, usize)| !carries(s, s.g.op(*id), *i, atom, &known);
-            if !r.sinks.contains(class) && uses.of[*class].iter().any(stuck) {
+            if !sinks.contains(class) && uses.of[*class].iter().any(stuck) {
                 r.sinks.push(*class);
             }
         }
@@ -248,10 +250,6 @@ impl Region {
         let mut sources: Vec<usize> = sources.copied().collect();
         sources.sort_unstable();
         Reduced { atom: self.atom, sources, edges: self.edges, sinks: self.sinks, bytes }
-    }
-
-    fn made_from_riding(&self, class: &usize, riding: &HashSet<usize>) -> bool {
-        self.edges.iter().any(|(from, to)| to == class && riding.contains(from))
     }
 
     /// The values whose users have them partial.
