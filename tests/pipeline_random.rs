@@ -22,7 +22,8 @@ fn turns(g: &mut Graph, count: usize) -> (DimId, Vec<ScopeId>) {
     let first = g.scopes.len();
     for turn in 0..count {
         let path = format!("block.{turn}");
-        g.scopes.push(Scope { path, turns: vec![(dim, turn as u32)], ..g.scopes[0].clone() });
+        let scope = Scope { path, turns: vec![(dim, turn as u32)], ..g.scopes[0].clone() };
+        g.scopes.push(scope);
     }
     (dim, (first..g.scopes.len()).map(|s| ScopeId(s as u32)).collect())
 }

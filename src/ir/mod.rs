@@ -25,6 +25,7 @@ pub mod parse;
 pub mod print;
 pub mod prune;
 mod rules;
+mod table;
 pub mod verify;
 pub mod work;
 
@@ -35,6 +36,7 @@ use crate::types::rng::Dist;
 use crate::types::{DType, MapOp, ReduceKind, ScanKind};
 pub use builder::Builder;
 use serde::{Deserialize, Serialize};
+pub use table::Table;
 
 macro_rules! ids {
     ($($(#[$doc:meta])* $name:ident $prefix:literal)*) => {$(
@@ -152,11 +154,11 @@ pub struct Graph {
     pub values: Vec<Value>,
     pub ops: Vec<Operation>,
     pub blocks: Vec<Block>,
-    pub params: Vec<Param>,
-    pub states: Vec<State>,
+    pub params: Table<Param>,
+    pub states: Table<State>,
     pub inputs: Vec<Input>,
     pub outputs: Vec<Output>,
-    pub scopes: Vec<Scope>,
+    pub scopes: Table<Scope>,
     /// Of the ranks that run it; without axes where there is one.
     #[serde(default)]
     pub mesh: Mesh,

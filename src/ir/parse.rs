@@ -14,7 +14,7 @@ const MAX_DEPTH: usize = 64;
 pub fn parse(text: &str) -> Result<Graph, String> {
     let mut p = Parser {
         lex: Lexer::new(text),
-        graph: Graph { blocks: vec![Block::default()], scopes: vec![Scope::default()], ..Graph::default() },
+        graph: Graph { blocks: vec![Block::default()], scopes: vec![Scope::default()].into(), ..Graph::default() },
         dims: IndexMap::new(),
         values: IndexMap::new(),
         depth: 0,
