@@ -58,7 +58,13 @@ impl After<'_, '_> {
         let results = &self.c.g().op(id).results;
         let is_kept = results.iter().any(|r| self.kept.contains(r));
         let is_here = results.iter().all(|r| self.b.home[r.index()] & bit(self.rank) != 0);
-        !self.is_after(id) && self.c.s.of[id.index()].is_none() && !self.c.s.adds[id.index()] && !is_kept && is_here
+        let stands = self.b.position[id.index()] != u32::MAX;
+        stands
+            && !self.is_after(id)
+            && self.c.s.of[id.index()].is_none()
+            && !self.c.s.adds[id.index()]
+            && !is_kept
+            && is_here
     }
 
     fn ops(&self, now: usize) -> Vec<OpId> {

@@ -33,7 +33,7 @@ pub struct Held {
 }
 
 pub struct Behind {
-    /// All operations, in order, and the place of each.
+    /// All operations, in order, and the place of each; the loop over microbatches, which was taken apart, has none.
     ops: Vec<OpId>,
     pub position: Vec<u32>,
     pub home: Vec<Homes>,
@@ -192,7 +192,7 @@ impl Behind {
             members(homes).filter(|r| *r < held.ranks).for_each(|r| self.outputs[r].push(k));
         }
         self.ops = g.block(ENTRY).ops.clone();
-        self.position = vec![0; g.ops.len()];
+        self.position = vec![u32::MAX; g.ops.len()];
         self.ops.iter().enumerate().for_each(|(k, id)| self.position[id.index()] = k as u32);
         let mut sends: Vec<(ValueId, usize, usize)> = Vec::new();
         let mut leave = |v: ValueId, need: Homes, home: Homes| {

@@ -209,10 +209,13 @@ impl Schedule {
 }
 
 /// What a carry adds up: the sum of some totals.
+#[derive(Clone)]
 struct Joined {
     total: ValueId,
     combine: Combine,
     parts: Vec<ValueId>,
+    /// Sums of some of the parts on the way to the total, which nothing else reads.
+    between: Vec<ValueId>,
 }
 
 struct Emission<'a> {
@@ -353,7 +356,7 @@ impl<'a> Emission<'a> {
             self.inner = map;
         }
         let mut next = Vec::new();
-        for (i, Joined { total: v, combine, parts }) in totals.iter().enumerate() {
+        for (i, Joined { total: v, combine, parts, .. }) in totals.iter().enumerate() {
             self.stamp(self.g.def_op(*v).expect("totals are results"));
             let so_far = frame.carries[i];
             let own: Vec<ValueId> = parts.iter().map(|p| self.inner[p]).collect();
@@ -366,11 +369,11 @@ impl<'a> Emission<'a> {
         }
         let pieces: Vec<ValueId> = collected.iter().map(|(v, _)| self.inner[v]).collect();
         let (finals, stacked) = self.b.end_loop(frame, &next, &pieces);
-        for (Joined { total: v, .. }, total) in totals.iter().zip(finals) {
+        for (Joined { total: v, between, .. }, total) in totals.iter().zip(finals) {
             self.stamp(self.g.def_op(*v).expect("totals are results"));
             let dtype = self.g.value(*v).dtype;
             let total = self.b.cast(total, dtype);
-            self.outer.insert(*v, total);
+            between.iter().chain([v]).for_each(|v| _ = self.outer.insert(*v, total));
         }
         for ((v, d), pieces) in collected.iter().zip(stacked) {
             self.stamp(self.g.def_op(*v).expect("outputs of samples are results"));
@@ -385,7 +388,7 @@ impl<'a> Emission<'a> {
         let mut uses = vec![0u32; g.values.len()];
         let leaving = g.outputs.iter().map(|o| &o.value).chain(g.blocks.iter().flat_map(|b| &b.results));
         g.ops.iter().flat_map(|o| &o.args).chain(leaving).for_each(|v| uses[v.index()] += 1);
-        let alone = |(total, combine)| Joined { total, combine, parts: vec![total] };
+        let alone = |(total, combine)| Joined { total, combine, parts: vec![total], between: Vec::new() };
         let mut all: Vec<Joined> = totals.into_iter().map(alone).collect();
         for id in &g.block(ENTRY).ops {
             let op = g.op(*id);
@@ -397,8 +400,13 @@ impl<'a> Emission<'a> {
                 found.filter(|_| alike && uses[v.index()] == 1)
             };
             if let (Some(i), Some(j)) = (at(a), at(b)) {
-                let more = std::mem::take(&mut all[j].parts);
-                all[i].parts.extend(more);
+                let other = all[j].clone();
+                for t in [&all[i].clone(), &other] {
+                    // A part is made inside; what was joined before is made nowhere.
+                    all[i].between.extend((t.parts.len() > 1).then_some(t.total));
+                }
+                all[i].between.extend(other.between);
+                all[i].parts.extend(other.parts);
                 all[i].total = sum;
                 all.remove(j);
             }

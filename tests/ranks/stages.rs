@@ -309,3 +309,28 @@ train Line {{
         }
     }
 }
+
+/// A parameter that all layers share: each rank has all sums that microbatches make.
+#[test]
+fn layers_that_share_a_parameter_are_on_several_stages() {
+    let source = |depth: usize| {
+        format!(
+            "use optim.{{sgd}}
+dim batch = 8, wide = 4, depth = {depth}
+model Net(x: [batch, wide]) {{
+    param w: [wide] = 1.1
+    let h = x
+    for i in depth {{ h = h * w }}
+    loss mean[batch, wide](square(h))
+}}
+train Net {{
+    optimizer sgd(lr = 1e-2)
+    steps 20
+}}
+"
+        )
+    };
+    for (depth, ranks, schedule) in [(2, 2, "1f1b"), (4, 4, "gpipe"), (3, 2, "zb_h1"), (2, 2, "dualpipe")] {
+        compare(&source(depth), &plan(ranks, schedule, 4, "", ""), DType::F64, 1, 1e-9);
+    }
+}
