@@ -391,6 +391,7 @@ fn plans_of_replicas_that_are_no_good_are_refused() {
         (&plain, "mesh dp = 2\nlocal(steps = 0) by dp", "E0506", "positive whole number"),
         (&plain, "mesh dp = 2\nlocal(steps = 3) by dp { lr = 0 }", "E0506", "outer learning rate is above 0"),
         (&plain, "mesh dp = 2\nlocal(steps = 3) by dp { momentum = 1 }", "E0506", "below 1"),
+        (&plain, "mesh dp = 2\nasync(staleness = 100000000) by dp", "E0506", "the limit is 64"),
         (&plain, "mesh dp = 2\nasync(staleness = 3) by dp { lr = 1 }", "E0506", "no option `lr`"),
         (&plain, "mesh dp = 2\nasync(staleness = 1)\nlocal(steps = 3)", "E0506", "keep one of them"),
         (&plain, "mesh dp = 2, tp = 2\nshard mlp by tp\nlocal(steps = 3)", "E0506", "`local(..) by dp`"),

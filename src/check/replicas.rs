@@ -5,6 +5,9 @@ use crate::diag::Sink;
 use crate::source::Span;
 use crate::syntax::ast::{self, Name, PlanKind, PlanOpt, PlanValue, PlanValueKind};
 
+/// Steps that gradients may be late.
+const MAX_STALENESS: u64 = 64;
+
 /// Ranks along an axis that are replicas of the model, each with its share of the batch.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Replicas {
@@ -104,5 +107,15 @@ fn stale(value: &PlanValue, opts: &[PlanOpt], sink: &mut Sink) -> Option<Rule> {
     {
         return Some(Rule::Stale(0));
     }
-    whole(by, sink).map(Rule::Stale)
+    let steps = whole(by, sink)?;
+    if steps > MAX_STALENESS {
+        let d = malformed(
+            format!("gradients that are {steps} steps late"),
+            by.span,
+            format!("the limit is {MAX_STALENESS}"),
+        );
+        sink.push(d.help("each step of lateness keeps one more copy of all gradients: write a small number"));
+        return None;
+    }
+    Some(Rule::Stale(steps))
 }

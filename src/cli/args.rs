@@ -290,7 +290,7 @@ pub struct ScheduleArgs {
 #[derive(Args, Debug)]
 pub struct CalibrateArgs {
     /// Ranks that share the machine; `--threads` says how many threads each has
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub ranks: u16,
     /// Write to a file
     #[arg(short, long, value_name = "FILE")]
