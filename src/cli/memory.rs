@@ -157,9 +157,10 @@ fn alive(n: &Needed, stage: &Stage, shown: &Shown, all: bool, out: &mut Text) {
     let m = &shown.moment;
     plan(n, stage, true, out);
     out.line(format!(
-        "{} bytes at instant {}: in {}, at `{}`",
-        grouped(shown.bytes as u64),
+        "{} bytes in use at instant {}, of {} that a rank has: in {}, at `{}`",
+        grouped(shown.in_use as u64),
         m.number,
+        grouped(shown.bytes as u64),
         m.name(),
         m.value
     ));

@@ -28,14 +28,14 @@ const FED: u8 = 2;
 impl Model {
     /// `g`: the model's forward pass, with or without what follows it.
     pub fn new(g: &Graph, plan: &ResolvedPlan, p: &Pipeline, machine: Machine) -> Model {
-        let none = StageCost { forward: 0.0, input: 0.0, weight: 0.0, held: 1.0, kept: 1.0 };
+        // What stays is counted in turns.
+        let none = StageCost { held: 1.0, kept: 1.0, ..StageCost::default() };
         let mut m = Model { turns: vec![none; (p.turns as usize).max(1)], crossing: 0.0, machine };
         let place = places(g, p);
-        let ranks: u64 = plan.mesh.iter().map(|a| a.size).product();
-        let share = p.microbatches as f64 * (ranks / plan.mesh[p.axis].size.max(1)).max(1) as f64;
+        let share = p.microbatches as f64 * (plan.ranks() / plan.mesh[p.axis].size.max(1)).max(1) as f64;
         let again = |scope: ScopeId, turn: bool| match &plan.recompute {
             Recompute::Full => turn,
-            Recompute::Scopes(scopes) => scopes.iter().any(|s| s.roots.iter().any(|r| is_inside(g, scope, *r))),
+            Recompute::Scopes(scopes) => g.outwards(scope).any(|s| scopes.iter().any(|p| p.roots.contains(&s))),
             Recompute::None | Recompute::Auto(_) | Recompute::Gathers => false,
         };
         let mut kind = vec![0u8; g.values.len()];
@@ -95,17 +95,16 @@ impl Model {
             Op::Map(MapOp::Cast(_)) => (0.0, 0.0, 0.0),
             _ => (written, if inner > 0.0 { 2.0 * written } else { 0.0 }, written * weights.min(1.0)),
         };
-        StageCost { forward, input, weight, held: 0.0, kept: 0.0 }
+        StageCost { forward, input, weight, ..StageCost::default() }
     }
 
     /// Of stages with so many turns each.
     pub fn stages(&self, per: &[u64]) -> Costs {
         let mut first = 0;
         let mut sum = |n: &u64| {
-            let none = StageCost { forward: 0.0, input: 0.0, weight: 0.0, held: 0.0, kept: 0.0 };
             let own = &self.turns[first..(first + *n as usize).min(self.turns.len())];
             first += own.len();
-            own.iter().fold(none, |s, t| StageCost {
+            own.iter().fold(StageCost::default(), |s, t| StageCost {
                 forward: s.forward + t.forward,
                 input: s.input + t.input,
                 weight: s.weight + t.weight,
@@ -168,17 +167,6 @@ fn places(g: &Graph, p: &Pipeline) -> Vec<Option<usize>> {
     }
     let turns = Turns { loops, stage: (0..first).collect() };
     (0..g.scopes.len()).map(|s| turns.of_scope(g, ScopeId(s as u32))).collect()
-}
-
-fn is_inside(g: &Graph, scope: ScopeId, root: ScopeId) -> bool {
-    let mut at = Some(scope);
-    while let Some(s) = at {
-        if s == root {
-            return true;
-        }
-        at = g.scopes.get(s.index()).and_then(|s| s.parent).filter(|p| p.index() < s.index());
-    }
-    false
 }
 
 /// The program's block and the bodies of its loops, each with how often it runs; outer ones first.

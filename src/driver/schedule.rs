@@ -30,6 +30,8 @@ pub struct Shown {
     pub timeline: Timeline,
     /// What the timeline was simulated from.
     pub costs: Costs,
+    /// Ranks of the plan at each place of the pipeline.
+    copies: usize,
     /// What the ranks do and send.
     pub program: program::Program,
     pub findings: Findings,
@@ -79,7 +81,8 @@ pub fn shown(options: &Options, clock: &Clock, world: &dyn World) -> Outcome<Sho
         simulation,
         certificate,
     };
-    Ok(Shown { timeline, costs: shown, program, findings: Findings { sources: c.sources, sink: c.sink } })
+    let copies = plan.ranks() as usize / ranks;
+    Ok(Shown { timeline, costs: shown, copies, program, findings: Findings { sources: c.sources, sink: c.sink } })
 }
 
 impl Shown {
@@ -90,7 +93,7 @@ impl Shown {
             d.help("write one by `partita train FILE --plan NAME --trace FILE`, with the same plan, sizes and mesh")
         };
         let text = read(trace)?;
-        Measured::parse(&text).and_then(|m| m.beside(&self.timeline, &self.costs)).map_err(bad)
+        Measured::parse(&text).and_then(|m| m.beside(&self.timeline, &self.costs, self.copies)).map_err(bad)
     }
 }
 

@@ -576,9 +576,14 @@ impl Graph {
     pub fn called(&self, op: OpId, texts: &SourceMap) -> Option<Span> {
         let op = self.op(op);
         let _ = op.span.filter(|s| texts.in_library(*s))?;
-        let outwards =
-            std::iter::successors(self.scopes.get(op.scope.index()), |s| s.parent.map(|p| &self.scopes[p.index()]));
-        outwards.filter_map(|s| s.site).find(|site| !texts.in_library(*site))
+        let mut sites = self.outwards(op.scope).filter_map(|s| self.scopes[s.index()].site);
+        sites.find(|site| !texts.in_library(*site))
+    }
+
+    /// A scope and those around it, the outermost last.
+    pub fn outwards(&self, scope: ScopeId) -> impl Iterator<Item = ScopeId> + '_ {
+        let known = Some(scope).filter(|s| s.index() < self.scopes.len());
+        std::iter::successors(known, |s| self.scopes[s.index()].parent)
     }
 
     /// Number of elements of the given dims; saturates.

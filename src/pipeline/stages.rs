@@ -21,16 +21,12 @@ pub struct Turns {
 impl Turns {
     /// What `stage` says of the turn that a scope belongs to.
     pub fn of_scope(&self, g: &Graph, scope: ScopeId) -> Option<usize> {
-        let mut at = Some(scope);
-        while let Some(s) = at.and_then(|s| g.scopes.get(s.index())) {
-            for (dim, turn) in &s.turns {
-                if let Some((_, first)) = self.loops.iter().find(|(d, _)| d == dim) {
-                    return self.stage.get(first + *turn as usize).copied();
-                }
-            }
-            at = s.parent;
-        }
-        None
+        let of = |(dim, turn): &(DimId, u32)| {
+            let (_, first) = self.loops.iter().find(|(d, _)| d == dim)?;
+            Some(first + *turn as usize)
+        };
+        let turn = g.outwards(scope).find_map(|s| g.scopes[s.index()].turns.iter().find_map(of))?;
+        self.stage.get(turn).copied()
     }
 }
 

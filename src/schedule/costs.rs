@@ -3,7 +3,7 @@
 use super::{Action, Work};
 
 /// Of one stage and one microbatch, in any unit of time and memory.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct StageCost {
     pub forward: f64,
     /// Of `I`.

@@ -24,6 +24,10 @@ pub struct Machine {
 /// The share of a data sheet's figures that products and kernels usually come to.
 const REACHED: f64 = 0.6;
 
+/// Rates and times that no machine comes to: with others, sums of times would be no numbers.
+const MOST: f64 = 1e30;
+const LONGEST: f64 = 1e3;
+
 impl Machine {
     /// Machines that are known by name, by their makers' data sheets (dense products, SXM boards, one direction of NVLink).
     pub const NAMES: [&str; 2] = ["h100", "a100"];
@@ -51,11 +55,14 @@ impl Machine {
     pub fn parse(text: &str) -> Result<Machine, String> {
         let m: Machine = serde_json::from_str(text).map_err(|e| e.to_string())?;
         let rates = [("f64", m.f64), ("f32", m.f32), ("half", m.half), ("memory", m.memory), ("link", m.link)];
-        if let Some((what, rate)) = rates.into_iter().find(|(_, r)| !(r.is_finite() && *r > 0.0)) {
-            return Err(format!("`{what}` is {rate}, and must be above 0"));
+        if let Some((what, rate)) = rates.into_iter().find(|(_, r)| !(1.0..=MOST).contains(r)) {
+            return Err(format!("`{what}` is {rate:e} a second, and must be 1 at least and {MOST:e} at most"));
         }
-        if !(m.latency.is_finite() && m.latency >= 0.0) {
-            return Err(format!("`latency` is {}, and must not be below 0", m.latency));
+        if !(0.0..=LONGEST).contains(&m.latency) {
+            return Err(format!("`latency` is {:e} s, and must be 0 at least and {LONGEST} at most", m.latency));
+        }
+        if m.name.chars().any(char::is_control) {
+            return Err("its `name` is more than a line of text".into());
         }
         Ok(m)
     }

@@ -28,8 +28,8 @@ pub fn parameters(g: &mut Graph, once: &dyn Fn(&str) -> bool) {
         for id in g.blocks[block].ops.clone() {
             if let Op::Loop { body, carries, .. } = g.op(id).op {
                 for inner in g.block(body).ops.clone() {
-                    if let Some(chain) = gathered_parameter(g, id, inner, carries as usize, once) {
-                        hoist_chain(g, id, body, &chain);
+                    if let Some(found) = Gathered::of(g, id, inner, carries as usize, once) {
+                        found.hoist(g, id, body);
                     }
                 }
             }
@@ -37,77 +37,64 @@ pub fn parameters(g: &mut Graph, once: &dyn Fn(&str) -> bool) {
     }
 }
 
-/// Of an operation that gathers a captured parameter, or a cast of one: those two, in order.
-fn gathered_parameter(
-    g: &Graph,
-    loop_: OpId,
-    id: OpId,
-    carries: usize,
-    once: &dyn Fn(&str) -> bool,
-) -> Option<Vec<OpId>> {
-    let op = g.op(id);
-    let Op::Collective(Collective { kind: CollectiveKind::AllGather, reduce: None, .. }) = op.op else { return None };
-    let mut chain = vec![id];
-    let mut from = op.args[0];
-    if let Def::Op(cast, _) = g.value(from).def
-        && let Op::Map(MapOp::Cast(_)) = g.op(cast).op
-    {
-        chain.insert(0, cast);
-        from = g.op(cast).args[0];
-    }
-    let Def::BlockParam(k) = g.value(from).def else { return None };
-    let outside = *g.op(loop_).args.get((k as usize).checked_sub(1).filter(|k| *k >= carries)?)?;
-    let mut maker = g.def_op(outside)?;
-    if let Op::Map(MapOp::Cast(_)) = maker.op {
-        maker = g.def_op(maker.args[0])?;
-    }
-    let Op::Param(p) = maker.op else { return None };
-    once(&g.params[p.index()].path).then_some(chain)
+/// A gather of a parameter that a loop captures, or of a cast of one.
+struct Gathered {
+    /// Of the block that the loop stands in.
+    captured: ValueId,
+    cast: Option<OpId>,
+    gather: OpId,
 }
 
-/// Puts operations of a loop's body that depend on captures alone before the loop, which captures the last one's result.
-fn hoist_chain(g: &mut Graph, loop_: OpId, body: BlockId, chain: &[OpId]) {
-    let outer = g.op(loop_).block;
-    let outside = |g: &Graph, v: ValueId| match g.value(v).def {
-        Def::BlockParam(k) if g.value(v).block == body => g.op(loop_).args[k as usize - 1],
-        _ => v,
-    };
-    let mut made = Vec::new();
-    for id in chain {
-        // What else the body reads of a cast stays there.
-        let (new, result) = (OpId(g.ops.len() as u32), ValueId(g.values.len() as u32));
-        let Operation { args, results, .. } = g.op(*id).clone();
-        let args = args.iter().map(|a| made.last().map_or_else(|| outside(g, *a), |(v, _)| *v)).collect();
-        let last = Some(id) == chain.last();
-        let id = if last { *id } else { new };
-        let result = if last { results[0] } else { result };
-        if last {
-            g.ops[id.index()].args = args;
-            g.ops[id.index()].block = outer;
-        } else {
-            let model = g.op(chain[0]).clone();
+impl Gathered {
+    fn of(g: &Graph, loop_: OpId, gather: OpId, carries: usize, once: &dyn Fn(&str) -> bool) -> Option<Gathered> {
+        let op = g.op(gather);
+        let Op::Collective(Collective { kind: CollectiveKind::AllGather, reduce: None, .. }) = op.op else {
+            return None;
+        };
+        let is_cast = |id: &OpId| matches!(g.op(*id).op, Op::Map(MapOp::Cast(_)));
+        let cast_of = |v: ValueId| match g.value(v).def {
+            Def::Op(id, _) => Some(id).filter(is_cast),
+            Def::BlockParam(_) => None,
+        };
+        let before_cast = |v: ValueId| cast_of(v).map_or(v, |id| g.op(id).args[0]);
+        let Def::BlockParam(k) = g.value(before_cast(op.args[0])).def else { return None };
+        let captured = *g.op(loop_).args.get((k as usize).checked_sub(1).filter(|k| *k >= carries)?)?;
+        let Op::Param(p) = g.def_op(before_cast(captured))?.op else { return None };
+        once(&g.params[p.index()].path).then_some(Gathered { captured, cast: cast_of(op.args[0]), gather })
+    }
+
+    /// Puts it before the loop, which captures the result. What else the body reads of the cast stays there.
+    fn hoist(self, g: &mut Graph, loop_: OpId, body: BlockId) {
+        let outer = g.op(loop_).block;
+        let mut before = Vec::new();
+        let mut from = self.captured;
+        if let Some(cast) = self.cast {
+            let (id, made) = (OpId(g.ops.len() as u32), ValueId(g.values.len() as u32));
+            let Operation { results, .. } = g.op(cast).clone();
             g.values.push(Value { def: Def::Op(id, 0), block: outer, ..g.value(results[0]).clone() });
-            g.ops.push(Operation { args, results: vec![result], block: outer, ..model });
+            g.ops.push(Operation { args: vec![from], results: vec![made], block: outer, ..g.op(cast).clone() });
+            before.push(id);
+            from = made;
         }
-        made.push((result, id));
+        let gathered = g.op(self.gather).results[0];
+        let (inside, place) = (ValueId(g.values.len() as u32), g.block(body).params.len() as u32);
+        g.values.push(Value { def: Def::BlockParam(place), ..g.value(gathered).clone() });
+        g.values[gathered.index()].block = outer;
+        let op = &mut g.ops[self.gather.index()];
+        (op.args, op.block) = (vec![from], outer);
+        before.push(self.gather);
+        let block = &mut g.blocks[body.index()];
+        block.params.push(inside);
+        block.ops.retain(|op| *op != self.gather);
+        block.results.iter_mut().filter(|v| **v == gathered).for_each(|v| *v = inside);
+        for op in block.ops.clone() {
+            g.ops[op.index()].args.iter_mut().filter(|a| **a == gathered).for_each(|a| *a = inside);
+        }
+        g.ops[loop_.index()].args.push(gathered);
+        let ops = &mut g.blocks[outer.index()].ops;
+        let at = ops.iter().position(|op| *op == loop_).expect("it stands there");
+        ops.splice(at..at, before);
     }
-    let Some((gathered, gather)) = made.last().copied() else { return };
-    // Inside, a new capture stands for it.
-    let inside = ValueId(g.values.len() as u32);
-    let place = g.block(body).params.len() as u32;
-    g.values.push(Value { def: Def::BlockParam(place), block: body, ..g.value(gathered).clone() });
-    g.values[gathered.index()].block = outer;
-    let block = &mut g.blocks[body.index()];
-    block.params.push(inside);
-    block.ops.retain(|op| *op != gather);
-    block.results.iter_mut().filter(|v| **v == gathered).for_each(|v| *v = inside);
-    for op in block.ops.clone() {
-        g.ops[op.index()].args.iter_mut().filter(|a| **a == gathered).for_each(|a| *a = inside);
-    }
-    g.ops[loop_.index()].args.push(gathered);
-    let ops = &mut g.blocks[outer.index()].ops;
-    let at = ops.iter().position(|op| *op == loop_).expect("it stands there");
-    ops.splice(at..at, made.iter().map(|(_, id)| *id));
 }
 
 /// A carry that a turn slices, changes element by element, and gathers.

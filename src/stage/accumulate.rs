@@ -209,13 +209,24 @@ impl Schedule {
 }
 
 /// What a carry adds up: the sum of some totals.
-#[derive(Clone)]
 struct Joined {
     total: ValueId,
     combine: Combine,
     parts: Vec<ValueId>,
     /// Sums of some of the parts on the way to the total, which nothing else reads.
     between: Vec<ValueId>,
+}
+
+impl Joined {
+    /// With another one, to which it is added.
+    fn join(&mut self, other: Joined, sum: ValueId) {
+        // A part is made in the loop; what was joined before is made nowhere.
+        let made_before = [(self.parts.len(), self.total), (other.parts.len(), other.total)];
+        self.between.extend(made_before.into_iter().filter(|(parts, _)| *parts > 1).map(|(_, total)| total));
+        self.between.extend(other.between);
+        self.parts.extend(other.parts);
+        self.total = sum;
+    }
 }
 
 struct Emission<'a> {
@@ -400,14 +411,8 @@ impl<'a> Emission<'a> {
                 found.filter(|_| alike && uses[v.index()] == 1)
             };
             if let (Some(i), Some(j)) = (at(a), at(b)) {
-                let other = all[j].clone();
-                for t in [&all[i].clone(), &other] {
-                    // A part is made inside; what was joined before is made nowhere.
-                    all[i].between.extend((t.parts.len() > 1).then_some(t.total));
-                }
-                all[i].between.extend(other.between);
-                all[i].parts.extend(other.parts);
-                all[i].total = sum;
+                let other = std::mem::replace(&mut all[j], alone((sum, Combine::Same)));
+                all[i].join(other, sum);
                 all.remove(j);
             }
         }

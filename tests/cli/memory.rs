@@ -64,6 +64,11 @@ fn what_is_alive_at_the_peak_is_listed() {
     let rank = &report["ranks"][0];
     assert_eq!(report["ranks"].as_array().map(Vec::len), Some(1));
     assert_eq!((sum(&rank["alive"]), &rank["at"]["bytes"]), (number(&rank["peak_bytes"]), &rank["peak_bytes"]));
+    // At any instant as much is in use as the list of instants says.
+    let report = json(folder.path(), &["--rank", "0", "--at", "0", "--timeline"]);
+    let rank = &report["ranks"][0];
+    assert_eq!(rank["at"]["in_use"], rank["timeline"][0]["bytes"]);
+    assert!(number(&rank["at"]["in_use"]) < number(&rank["at"]["bytes"]));
     // Two microbatches wait for their backward passes, of each the same arrays.
     let report = json(folder.path(), &["--rank", "0", "--at", "F0.1"]);
     let alive = report["ranks"][0]["alive"].as_array().expect("a list");

@@ -256,6 +256,29 @@ fn a_schedule_is_compared_with_a_run_of_it() {
         assert!(actions.windows(2).all(|w| time(&w[0], "end") <= time(&w[1], "start")), "{rank}");
         assert!(actions.iter().all(|a| time(a, "end") <= makespan("measured") + 1e-9), "{rank}");
     }
+    // Events that are missing, that go backward, and ranks that the plan has not.
+    let trace = std::fs::read_to_string(at.join("run.json")).expect("a trace");
+    let trace: serde_json::Value = serde_json::from_str(&trace).expect("an object");
+    let of = |event: &serde_json::Value| event["ph"] == "X" && event["name"] == "I1.1";
+    let changed = |change: &dyn Fn(&mut Vec<serde_json::Value>, usize)| {
+        let mut trace = trace.clone();
+        let events = trace["traceEvents"].as_array_mut().expect("a list");
+        let first = events.iter().position(of).expect("an action");
+        change(events, first);
+        write(at, "run.json", trace.to_string());
+    };
+    changed(&|events, k| _ = events.remove(k));
+    assert!(fails(at, &compare, 1, "E0902").contains("of the pipeline did `1"), "an event is missing");
+    changed(&|events, k| events[k]["dur"] = (-1.0).into());
+    assert!(fails(at, &compare, 1, "E0902").contains("microseconds"), "a negative time");
+    // Events in any order are those of their times.
+    changed(&|events, k| {
+        let event = events.remove(k);
+        events.push(event);
+    });
+    succeeds(at, &compare);
+    let text = fails(at, &[&compare[..], &["--mesh", "dp=1"]].concat(), 1, "E0902");
+    assert!(text.contains("2 of its ranks are at place 0 of the pipeline, where the plan has 1"), "{text}");
     // A trace of another schedule, and none at all.
     let text = fails(at, &[&compare[..], &["--mesh", "pp=1"]].concat(), 1, "E0902");
     assert!(text.contains("no trace of this schedule"), "{text}");

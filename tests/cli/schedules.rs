@@ -187,9 +187,16 @@ fn times_are_those_of_a_machine() {
     };
     let (slow, fast) = (time(1.0), time(2.0));
     assert!((slow / fast - 2.0).abs() < 1e-9, "{slow} {fast}");
-    for (what, words) in [("memory", "`memory` is 0"), ("speed", "unknown field `speed`")] {
+    let bad: [(&str, Value, &str); 5] = [
+        ("memory", 0.0.into(), "`memory` is 0e0"),
+        ("f32", 1e-320.into(), "1 at least"),
+        ("latency", 1e308.into(), "1000 at most"),
+        ("name", "a\u{1b}[31m".into(), "a line of text"),
+        ("speed", 0.0.into(), "unknown field `speed`"),
+    ];
+    for (what, x, words) in bad {
         let mut bad = machine.clone();
-        bad[what] = 0.0.into();
+        bad[what] = x;
         write(at, "bad.json", bad.to_string());
         let text = fails(at, &["schedule", "m.pta", "--machine", "bad.json"], 1, "E0902");
         assert!(text.contains(words), "{text}");

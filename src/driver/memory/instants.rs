@@ -15,9 +15,11 @@ pub struct Instants {
     pub moments: Vec<Moment>,
 }
 
-/// All that ranks of a stage have at one instant; the list sums to `bytes`.
+/// All that ranks of a stage have at one instant; the list, in which what is free then has a line of its own, sums to `bytes`.
 pub struct Shown {
     pub moment: Moment,
+    /// Bytes that hold something.
+    pub in_use: usize,
     pub bytes: usize,
     /// Largest first.
     pub alive: Vec<Living>,
@@ -77,7 +79,8 @@ impl Needed {
         let mut alive = memory::living(&lives, moment.number, stage.coordinate);
         alive.sort_by_key(|l| std::cmp::Reverse(l.entry.bytes));
         let bytes = alive.iter().map(|l| l.entry.bytes).sum();
-        Ok(Shown { moment, bytes, alive })
+        let in_use = self.instants(stage).by_category(&moment).iter().sum();
+        Ok(Shown { moment, in_use, bytes, alive })
     }
 }
 

@@ -46,8 +46,8 @@ impl Needed {
         }
         if let Some((_, shown)) = more.alive.filter(|(s, _)| s.coordinate == stage.coordinate) {
             let m = &shown.moment;
-            rank["at"] = json!({"instant": m.number, "action": m.action, "microbatch": m.microbatch.unwrap_or(0),
-                "value": m.value, "bytes": shown.bytes});
+            rank["at"] = json!({"instant": m.number, "action": m.action, "microbatch": m.microbatch,
+                "value": m.value, "bytes": shown.bytes, "in_use": shown.in_use});
             rank["alive"] = json!(shown.alive);
         }
         if more.timeline {
@@ -65,7 +65,7 @@ impl Instants {
             Category::ALL.iter().zip(by_category).map(|(c, bytes)| (c.name().to_string(), json!(bytes))).collect();
         let in_flight: Vec<Value> =
             m.in_flight.iter().map(|(m, bytes)| json!({"microbatch": m, "bytes": bytes})).collect();
-        json!({"instant": m.number, "action": m.action, "microbatch": m.microbatch.unwrap_or(0), "value": m.value,
+        json!({"instant": m.number, "action": m.action, "microbatch": m.microbatch, "value": m.value,
             "bytes": by_category.iter().sum::<usize>(), "by_category": names, "in_flight": in_flight})
     }
 }

@@ -86,7 +86,11 @@ impl<'a> Elab<'a> {
                 }
                 PlanKind::Layout { scope, entries } => self.layout(statement, line.span, scope, entries, &mut out),
                 PlanKind::Pipeline { dims, axis, opts } => {
-                    batches = batches.or(opts.iter().find(|o| o.name.text == "microbatches").map(|o| o.value.span));
+                    let own = opts.iter().find(|o| o.name.text == "microbatches").map(|o| o.value.span);
+                    if let (Some(first), Some(own)) = (batches, own) {
+                        self.error(twice(own, first));
+                    }
+                    batches = batches.or(own);
                     self.pipeline(dims, axis, opts, line.span, &mut out);
                 }
                 PlanKind::Microbatches((n, span)) => {
@@ -95,11 +99,7 @@ impl<'a> Elab<'a> {
                     }
                     out.microbatches = (*n).max(1);
                     if let Some(first) = batches {
-                        self.error(
-                            malformed("microbatches are given twice", *span, "here")
-                                .and(first, "and here")
-                                .help("with a pipeline they are its option"),
-                        );
+                        self.error(twice(*span, first));
                     }
                     batches = Some(*span);
                 }
@@ -532,6 +532,12 @@ impl<'a> Elab<'a> {
             }
         }
     }
+}
+
+fn twice(second: Span, first: Span) -> Diagnostic {
+    malformed("microbatches are given twice", second, "here")
+        .and(first, "and here")
+        .help("with a pipeline they are its option")
 }
 
 fn blank(statement: usize, kind: RuleKind, span: Span) -> Rule {

@@ -190,6 +190,7 @@ fn errors_have_codes_and_places() {
         ("mesh pp = 3\npipeline depth by pp { schedule = dualpipe, microbatches = 3 }", "E0603", "dualpipe"),
         ("mesh pp = 2\npipeline depth by pp { microbatches = 5 }", "E0304", "5"),
         ("mesh pp = 2\npipeline depth by pp { microbatches = 2 }\nmicrobatches 2", "E0506", "2"),
+        ("mesh pp = 2\nmicrobatches 3\npipeline depth by pp { microbatches = 2 }", "E0506", "2"),
         ("mesh pp = 2\npipeline depth by pp { microbatches = 2 }\nshard seq by pp", "E0508", "shard seq by pp"),
         ("microbatches 5", "E0304", "5"),
         ("mesh dp = 2\nshard batch by dp\nzero 4 by dp", "E0506", "4"),

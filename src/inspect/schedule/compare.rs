@@ -1,28 +1,36 @@
 //! A schedule beside a run of it: what was modelled, what the simulation makes of the times that actions took, and what was measured.
 
 use super::{Timeline, time};
-use crate::schedule::{Action, Costs, StageCost, Work, simulate};
+use crate::schedule::{Action, Costs, StageCost, Table, Work, simulate};
+use indexmap::IndexMap;
 use serde_json::{Value as Json, json};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 
-/// One run of an action, in seconds since the trace began.
+/// Microseconds; of more than this no trace is.
+const LONGEST: f64 = 1e15;
+
+/// One run of an action.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Run {
-    /// Of all ranks of the run.
-    process: u64,
-    /// Along the pipeline's axis.
-    rank: usize,
     action: Action,
-    /// Which step of the run, from 0.
-    step: usize,
+    /// Its beginning and end, in seconds since the trace began.
     time: [f64; 2],
+}
+
+/// What one of the ranks of a run did.
+#[derive(Clone, Debug, PartialEq)]
+struct Track {
+    /// Its rank along the pipeline's axis.
+    rank: usize,
+    /// In order of time.
+    runs: Vec<Run>,
 }
 
 /// What a trace of `partita train --trace` says of the actions of a pipeline.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
-    runs: Vec<Run>,
+    tracks: Vec<Track>,
 }
 
 /// A schedule and a run of it.
@@ -37,7 +45,7 @@ pub struct Comparison {
     pub bubble: f64,
     /// Steps that were looked at.
     pub steps: usize,
-    /// When each action ran in that step, by rank and place in the table; none where the trace does not have it.
+    /// When each action ran in that step, by rank and place in the table; none of one that had nothing to compute.
     pub times: Vec<Vec<Option<[f64; 2]>>>,
     /// By stage and kind of work: modelled and measured seconds.
     pub work: Vec<(usize, Work, f64, f64)>,
@@ -48,62 +56,104 @@ impl Measured {
     pub fn parse(text: &str) -> Result<Measured, String> {
         let all: Json = serde_json::from_str(text).map_err(|e| e.to_string())?;
         let events = all["traceEvents"].as_array().ok_or("it has no `traceEvents`")?;
-        let mut ranks: HashMap<u64, usize> = HashMap::new();
+        let mut tracks: IndexMap<u64, Track> = IndexMap::new();
         for e in events.iter().filter(|e| e["ph"] == "M") {
             if let (Some(pid), Some(rank)) = (e["pid"].as_u64(), e["args"]["pipeline_rank"].as_u64()) {
-                ranks.insert(pid, rank as usize);
+                tracks.insert(pid, Track { rank: rank as usize, runs: Vec::new() });
             }
         }
-        let mut seen: HashMap<(u64, Action), usize> = HashMap::new();
-        let mut runs = Vec::new();
         for e in events.iter().filter(|e| e["ph"] == "X" && e["cat"] == "call") {
             let routine = e["args"]["routine"].as_str().unwrap_or("");
             let action = e["name"].as_str().and_then(action).filter(|_| routine.split('.').next() == Some("train"));
-            let (Some(action), Some(pid), Some(start), Some(length)) =
-                (action, e["pid"].as_u64(), e["ts"].as_f64(), e["dur"].as_f64())
-            else {
-                continue;
-            };
-            let Some(rank) = ranks.get(&pid) else { continue };
-            let step = seen.entry((pid, action)).or_default();
-            runs.push(Run {
-                process: pid,
-                rank: *rank,
-                action,
-                step: *step,
-                time: [start / 1e6, (start + length) / 1e6],
-            });
-            *step += 1;
+            let track = e["pid"].as_u64().and_then(|pid| tracks.get_mut(&pid));
+            let (Some(action), Some(track)) = (action, track) else { continue };
+            let (Some(start), Some(length)) = (e["ts"].as_f64(), e["dur"].as_f64()) else { continue };
+            if !(start.abs() <= LONGEST && (0.0..=LONGEST).contains(&length)) {
+                return Err(format!("`{action}` runs at {start:e} for {length:e} microseconds in it"));
+            }
+            track.runs.push(Run { action, time: [start / 1e6, (start + length) / 1e6] });
         }
-        if runs.is_empty() {
+        let mut tracks: Vec<Track> = tracks.into_values().collect();
+        if tracks.iter().all(|t| t.runs.is_empty()) {
             return Err("no action of a pipeline ran in it".into());
         }
-        // The first step fills caches and maps memory. The last one may have been cut off.
-        if runs.iter().any(|r| r.step > 0) {
-            runs.retain(|r| r.step > 0);
-            runs.iter_mut().for_each(|r| r.step -= 1);
-        }
-        Ok(Measured { runs })
+        tracks.iter_mut().for_each(|t| t.runs.sort_by(|a, b| a.time[0].total_cmp(&b.time[0])));
+        Ok(Measured { tracks })
     }
 
-    /// Beside a timeline in seconds. Err: why the trace is not one of this schedule.
-    pub fn beside(&self, modelled: &Timeline, costs: &Costs) -> Result<Comparison, String> {
+    /// By rank of a table, the places of the actions that ran at all: where nothing is to be computed, nothing is called.
+    fn places(&self, table: &Table) -> Vec<Vec<usize>> {
+        let ran: HashSet<(usize, Work)> =
+            self.tracks.iter().flat_map(|t| &t.runs).map(|r| (r.action.stage, r.action.op)).collect();
+        let of =
+            |list: &Vec<Action>| (0..list.len()).filter(|k| ran.contains(&(list[*k].stage, list[*k].op))).collect();
+        table.ranks.iter().map(of).collect()
+    }
+
+    /// How many whole steps of a table there are, if ranks did what their lists say again and again, `copies` ranks for each.
+    fn whole_steps(&self, table: &Table, places: &[Vec<usize>], copies: usize) -> Result<usize, String> {
+        for rank in 0..table.ranks.len() {
+            let found = self.tracks.iter().filter(|t| t.rank == rank).count();
+            if found != copies {
+                return Err(format!(
+                    "{found} of its ranks are at place {rank} of the pipeline, where the plan has {copies}"
+                ));
+            }
+        }
+        let mut steps = usize::MAX;
+        for t in &self.tracks {
+            let list = places.get(t.rank).ok_or("it has more ranks along the pipeline")?;
+            for (k, run) in t.runs.iter().enumerate() {
+                let expected = list.get(k % list.len().max(1)).map(|at| table.ranks[t.rank][*at]);
+                if expected != Some(run.action) {
+                    let (rank, done) = (t.rank, run.action);
+                    return Err(match expected {
+                        Some(e) => {
+                            format!("rank {rank} of the pipeline did `{done}` in it where its schedule has `{e}`")
+                        }
+                        None => format!("rank {rank} of the pipeline did `{done}` in it, and has nothing to do here"),
+                    });
+                }
+            }
+            steps = steps.min(t.runs.len().checked_div(list.len()).unwrap_or(usize::MAX));
+        }
+        match steps {
+            0 => Err("it has no whole step".into()),
+            steps => Ok(steps),
+        }
+    }
+
+    /// Beside a timeline in seconds, of a plan that has the pipeline so many times. Err: why the trace is not one of this schedule.
+    pub fn beside(&self, modelled: &Timeline, costs: &Costs, copies: usize) -> Result<Comparison, String> {
         let table = &modelled.table;
-        let place: HashMap<(usize, Action), usize> = table
-            .ranks
-            .iter()
-            .enumerate()
-            .flat_map(|(r, l)| l.iter().enumerate().map(move |(k, a)| ((r, *a), k)))
-            .collect();
-        if let Some(r) = self.runs.iter().find(|r| !place.contains_key(&(r.rank, r.action))) {
-            return Err(format!("it has `{}` on rank {}, which this schedule has not", r.action, r.rank));
+        let places = self.places(table);
+        let all = self.whole_steps(table, &places, copies)?;
+        // The first step fills caches and maps memory.
+        let steps = if all > 1 { 1..all } else { 0..all };
+        let of = |t: &Track, step: usize| -> Vec<Run> {
+            let n = places[t.rank].len();
+            t.runs[step * n..(step + 1) * n].to_vec()
+        };
+        let mut taken: HashMap<(usize, Work), Vec<f64>> = HashMap::new();
+        // Of each step when it begins, and how long it takes.
+        let mut lengths: Vec<(f64, f64, usize)> = Vec::new();
+        for step in steps.clone() {
+            let runs: Vec<Run> = self.tracks.iter().flat_map(|t| of(t, step)).collect();
+            for r in &runs {
+                taken.entry((r.action.stage, r.action.op)).or_default().push(r.time[1] - r.time[0]);
+            }
+            let first = runs.iter().map(|r| r.time[0]).fold(f64::INFINITY, f64::min);
+            let last = runs.iter().map(|r| r.time[1]).fold(f64::NEG_INFINITY, f64::max);
+            lengths.push((last - first, first, step));
         }
         let mut work: Vec<(usize, Work, f64, f64)> = Vec::new();
         let mut stages: Vec<StageCost> = costs.stages.clone();
         for (stage, cost) in stages.iter_mut().enumerate() {
             for op in Work::ALL {
-                let own = self.runs.iter().filter(|r| r.action.stage == stage && r.action.op == op);
-                let Some(t) = median(own.map(|r| r.time[1] - r.time[0]).collect()) else { continue };
+                if !table.ranks.iter().flatten().any(|a| (a.stage, a.op) == (stage, op)) {
+                    continue;
+                }
+                let t = taken.remove(&(stage, op)).and_then(median).unwrap_or(0.0);
                 work.push((stage, op, costs.of(op, stage), t));
                 match op {
                     Work::F => cost.forward = t,
@@ -115,38 +165,25 @@ impl Measured {
         }
         let measured = Costs { stages, ..costs.clone() };
         let simulation = simulate(table, &measured).map_err(|e| e.message(table))?;
-        // Whole steps of whole pipelines, by length.
-        let steps = self.runs.iter().map(|r| r.step + 1).max().unwrap_or(0);
-        let actions: usize = table.ranks.iter().map(Vec::len).sum();
-        let mut all: Vec<(f64, f64, Vec<&Run>)> = Vec::new();
-        for step in 0..steps {
-            let own: Vec<&Run> = self.runs.iter().filter(|r| r.step == step).collect();
-            if own.len() < actions {
-                continue;
+        lengths.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let (makespan, first, step) = lengths[lengths.len() / 2];
+        let busy: f64 = self.tracks.iter().flat_map(|t| of(t, step)).map(|r| r.time[1] - r.time[0]).sum();
+        // Of copies of the pipeline the first one counts.
+        let shown = |rank: usize| self.tracks.iter().find(|t| t.rank == rank).map_or_else(Vec::new, |t| of(t, step));
+        let times = |rank: usize| {
+            let mut all = vec![None; table.ranks[rank].len()];
+            for (at, r) in places[rank].iter().zip(shown(rank)) {
+                all[*at] = Some(r.time.map(|t| t - first));
             }
-            let first = own.iter().map(|r| r.time[0]).fold(f64::INFINITY, f64::min);
-            let last = own.iter().map(|r| r.time[1]).fold(0.0, f64::max);
-            all.push((last - first, first, own));
-        }
-        all.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let Some((makespan, first, runs)) = all.get(all.len() / 2) else {
-            return Err("it has no whole step".into());
+            all
         };
-        let one = runs.iter().map(|r| r.process).collect::<std::collections::BTreeSet<u64>>().len();
-        let busy: f64 = runs.iter().map(|r| r.time[1] - r.time[0]).sum();
-        let mut times: Vec<Vec<Option<[f64; 2]>>> = table.ranks.iter().map(|l| vec![None; l.len()]).collect();
-        for r in runs {
-            // Of copies of the pipeline the first one counts.
-            let at = &mut times[r.rank][place[&(r.rank, r.action)]];
-            *at = at.or(Some(r.time.map(|t| t - first)));
-        }
         Ok(Comparison {
             modelled: modelled.clone(),
             simulated: Timeline { simulation, ..modelled.clone() },
-            makespan: *makespan,
-            bubble: 1.0 - busy / (makespan * one as f64),
-            steps: all.len(),
-            times,
+            makespan,
+            bubble: 1.0 - busy / (makespan * self.tracks.len() as f64),
+            steps: steps.len(),
+            times: (0..table.ranks.len()).map(times).collect(),
             work,
         })
     }
