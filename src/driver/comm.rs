@@ -40,12 +40,11 @@ pub fn shown(options: &Options, eval: bool, world: &dyn World) -> Outcome<Shown>
     let mut comm = Comm::of(name, mesh, step, sharded.as_ref().map(|s| (s, &graphs.findings.sources)));
     if let (Some(s), true) = (&sharded, graphs.sharding.as_ref().is_some_and(|s| s.table.is_some())) {
         let lowering = options.lowering();
-        let none = Holders::new();
         let also = match (eval, sharding::eval(&graphs)?) {
-            (false, Some(e)) => stages::step(&graphs, &e.graph, true, &none, &lowering)?.map(|p| p.holders()),
-            _ => None,
+            (false, Some(e)) => stages::holders(&graphs, &e.graph, &lowering)?,
+            _ => Holders::new(),
         };
-        let cut = stages::step(&graphs, &s.graph, eval, &also.unwrap_or(none), &lowering)?;
+        let cut = stages::step(&graphs, &s.graph, eval, &also, &lowering)?;
         if let (Some(p), Some(sharding)) = (cut, &graphs.sharding) {
             let axis = sharding.plan.pipeline.as_ref().map_or(0, |p| p.axis);
             comm.pipeline = Some((sharding.plan.mesh[axis].name.clone(), p.ranks.len() as u64));

@@ -156,14 +156,14 @@ impl<'g> Judge<'g> {
         };
         let besides = (0..program.stages()).map(besides).collect();
         let holders = match programs.as_ref().filter(|_| program.stages() > 1) {
-            Some(p) => stages::step(g, &p.eval.graph, true, &Holders::new(), &options.lowering())?,
-            None => None,
+            Some(p) => stages::holders(g, &p.eval.graph, &options.lowering())?,
+            None => Holders::new(),
         };
         let train = match &g.sharding {
             Some(s) => shard::spread(&g.train, &s.train, &s.storage),
             None => Sharded { graph: g.train.clone(), ..Sharded::default() },
         };
-        Ok(Judge { g, options, train, holders: holders.map_or_else(Holders::new, |e| e.holders()), besides })
+        Ok(Judge { g, options, train, holders, besides })
     }
 
     fn ranks(&self) -> usize {

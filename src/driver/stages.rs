@@ -43,6 +43,12 @@ fn refused(why: &str, plan: &Pipeline, g: &Graphs) -> Box<Findings> {
     with(d.at(plan.span, "asked for here"), &g.findings.sources)
 }
 
+/// Who holds what for a step of evaluation.
+pub fn holders(g: &Graphs, eval: &Graph, options: &Options) -> Outcome<Holders> {
+    let cut = step(g, eval, true, &Holders::new(), options)?;
+    Ok(cut.map_or_else(Holders::new, |p| p.holders()))
+}
+
 /// The program of a rank, cut into stages: a training step, or one of evaluation; `also`: who holds what for other steps.
 pub fn step(g: &Graphs, graph: &Graph, eval: bool, also: &Holders, options: &Options) -> Outcome<Option<Pipelined>> {
     let Some(sharding) = &g.sharding else { return Ok(None) };

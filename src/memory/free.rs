@@ -1,7 +1,7 @@
 //! Which bytes of an arena nothing needs, step by step: what tests overwrite.
 
-use super::lifetimes;
-use crate::program::{Action, Place, Program, Routine, Step};
+use super::lifetimes::{by_number, lifetimes};
+use crate::program::{Place, Program, Routine};
 use std::ops::Range;
 
 /// By routine and step (those of loop bodies after their loop's): the bytes of the routine's arena that hold nothing of use from
@@ -19,11 +19,9 @@ fn of_routine(routine: &Routine) -> Vec<Vec<Range<usize>>> {
         }
     }
     placed.sort_by_key(|(at, ..)| *at);
-    let mut numbers = Vec::new();
-    number(&routine.steps, &mut 0, &mut numbers);
-    let gaps = |now: &usize| {
+    let gaps = |(now, _): (usize, _)| {
         let (mut out, mut free) = (Vec::new(), 0);
-        for (at, end, _) in placed.iter().filter(|(_, _, life)| life.first <= *now && *now <= life.last) {
+        for (at, end, _) in placed.iter().filter(|(_, _, life)| life.first <= now && now <= life.last) {
             if free < *at {
                 out.push(free..*at);
             }
@@ -34,17 +32,5 @@ fn of_routine(routine: &Routine) -> Vec<Vec<Range<usize>>> {
         }
         out
     };
-    numbers.iter().map(gaps).collect()
-}
-
-/// The numbers that `lifetimes` gives to steps.
-fn number(steps: &[Step], next: &mut usize, out: &mut Vec<usize>) {
-    for step in steps {
-        out.push(*next);
-        *next += 1;
-        if let Action::Loop(l) = &step.action {
-            number(&l.body, next, out);
-            *next += l.moves.len() + 1;
-        }
-    }
+    by_number(routine).into_iter().enumerate().filter(|(_, step)| step.is_some()).map(gaps).collect()
 }

@@ -34,6 +34,22 @@ struct Walk {
     loops: Vec<Range>,
 }
 
+/// The steps by the numbers that lifetimes are counted in; None for what a loop does between its turns.
+pub fn by_number(routine: &Routine) -> Vec<Option<&Step>> {
+    fn add<'p>(steps: &'p [Step], out: &mut Vec<Option<&'p Step>>) {
+        for step in steps {
+            out.push(Some(step));
+            if let Action::Loop(l) = &step.action {
+                add(&l.body, out);
+                out.extend(std::iter::repeat_n(None, l.moves.len() + 1));
+            }
+        }
+    }
+    let mut out = Vec::new();
+    add(&routine.steps, &mut out);
+    out
+}
+
 /// Lifetimes of all buffers; None where no step names one. Buffers of persistent places have lifetimes, too; a slice's is
 /// its base's.
 pub fn lifetimes(routine: &Routine) -> Vec<Option<Lifetime>> {

@@ -1,5 +1,6 @@
 //! What is in memory at each instant of a routine: one moment for each of its steps, with what is at most in use while it is done.
 
+use super::lifetimes::by_number;
 use super::{Lifetime, lifetimes};
 use crate::program::{Action, Buffer, Call, Category, Place, Program, Routine, Step};
 use std::collections::HashMap;
@@ -61,8 +62,7 @@ struct Called<'p> {
 impl<'p> Lives<'p> {
     pub fn new(program: &'p Program, routine: &'p Routine) -> Lives<'p> {
         let lives = lifetimes(routine);
-        let mut steps = Vec::new();
-        number(&routine.steps, &mut steps);
+        let steps = by_number(routine);
         let mut called: HashMap<u32, Called> = HashMap::new();
         for call in steps.iter().flatten().filter_map(|s| call(s)) {
             called.entry(call.routine).or_insert_with(|| {
@@ -173,16 +173,5 @@ fn call(step: &Step) -> Option<&Call> {
     match &step.action {
         Action::Call(c) => Some(c),
         _ => None,
-    }
-}
-
-/// The steps by number; None for what a loop does between its turns.
-fn number<'p>(steps: &'p [Step], out: &mut Vec<Option<&'p Step>>) {
-    for step in steps {
-        out.push(Some(step));
-        if let Action::Loop(l) = &step.action {
-            number(&l.body, out);
-            out.extend(std::iter::repeat_n(None, l.moves.len() + 1));
-        }
     }
 }
