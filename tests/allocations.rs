@@ -53,7 +53,7 @@ fn of_a_step(model: &str, precision: DType, threads: usize) -> usize {
     }
     fill(&mut exec, &facts, 2);
     let before = CALLS.load(Ordering::SeqCst);
-    exec.run(0, RunArgs { seed: env.seed, step: 2, position: 0 }).expect("runs");
+    exec.run(0, RunArgs { seed: env.seed, step: 2, position: 0, ..RunArgs::default() }).expect("runs");
     CALLS.load(Ordering::SeqCst) - before
 }
 

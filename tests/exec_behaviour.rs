@@ -129,7 +129,7 @@ fn a_program_runs_from_its_bytes() {
     let mut here = prepare(program, ExecOptions::default());
     let mut there = prepare(stored, ExecOptions::default());
     for step in 0..3 {
-        let args = RunArgs { seed: 4, step, position: 0 };
+        let args = RunArgs { seed: 4, step, position: 0, ..RunArgs::default() };
         here.run(0, args).unwrap();
         there.run(0, args).unwrap();
         assert_eq!(here.param(0), there.param(0));

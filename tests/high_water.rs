@@ -44,7 +44,7 @@ fn check(source: &str, plan: &str) {
             assert_eq!(name, "outer", "{plan}");
             continue;
         };
-        let args = RunArgs { seed: 3, step: step as u64, position: 0 };
+        let args = RunArgs { seed: 3, step: step as u64, position: 0, ..RunArgs::default() };
         machine.run(routine, args).unwrap_or_else(|e| panic!("{plan}: {e}"));
     }
     assert_eq!(held(), now, "{plan}: allocated in steps");

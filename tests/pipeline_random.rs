@@ -85,7 +85,7 @@ fn one(seed: u64) -> Result<(), String> {
     let table =
         schedule.table(ranks, 1, &Costs::unit(stages), &|_| Err("no file".into())).map_err(|e| format!("{e:?}"))?;
     let cut = Turns { loops: vec![(dim, 0)], stage: (0..stages).collect() };
-    let p = pipelined(&graph, &cut, &table, &Holders::new()).map_err(told)?;
+    let p = pipelined(&graph, &cut, &table, None, &Holders::new()).map_err(told)?;
     for f in &p.functions {
         verify::verify(&f.graph).map_err(|e| told(format!("{}: {e}", f.name)))?;
     }

@@ -7,7 +7,7 @@ use super::verify::Stopped;
 use crate::interp::{self, Env, Tensor};
 use crate::ir::{DimId, OutputKind, StateKind};
 use crate::mesh::{Atom, Mesh};
-use crate::pipeline::{Function, Item, Pipelined, Var};
+use crate::pipeline::{Does, Function, Item, Pipelined, Var};
 use crate::types::DType;
 use std::collections::HashMap;
 
@@ -34,18 +34,23 @@ pub fn run(p: &Pipelined, atoms: &[Atom], envs: &mut [Env]) -> Result<Vec<Vec<Te
     let mut run = Run { p, mesh, atoms, envs, vars: vec![HashMap::new(); p.ranks.len()], sent: HashMap::new() };
     run.forget_others();
     let mut at = vec![0; p.ranks.len()];
+    // A run by itself: what steps that go over into each other do early is done in its own.
+    let list = |l: &Vec<Item>| -> Vec<Does> {
+        l.iter().filter(|i| i.when.holds(false, false)).map(|i| i.does.clone()).collect()
+    };
+    let lists: Vec<Vec<Does>> = p.ranks.iter().map(list).collect();
     loop {
         let mut moved = false;
-        for (stage, list) in p.ranks.iter().enumerate() {
-            while let Some(item) = list.get(at[stage]) {
-                if !run.item(stage, item)? {
+        for (stage, list) in lists.iter().enumerate() {
+            while let Some(does) = list.get(at[stage]) {
+                if !run.does(stage, does)? {
                     break;
                 }
                 at[stage] += 1;
                 moved = true;
             }
         }
-        if p.ranks.iter().zip(&at).all(|(l, a)| *a == l.len()) {
+        if lists.iter().zip(&at).all(|(l, a)| *a == l.len()) {
             return run.outputs();
         }
         if !moved {
@@ -83,21 +88,21 @@ impl Run<'_> {
     }
 
     /// False: what it waits for is not there yet.
-    fn item(&mut self, stage: usize, item: &Item) -> Result<bool, Stopped> {
-        match *item {
-            Item::Call { function, microbatch } => self.call(stage, &self.p.functions[function], microbatch)?,
-            Item::Send { var, microbatch, number, .. } => {
+    fn does(&mut self, stage: usize, does: &Does) -> Result<bool, Stopped> {
+        match *does {
+            Does::Call { function, microbatch } => self.call(stage, &self.p.functions[function], microbatch)?,
+            Does::Send { var, microbatch, number, .. } => {
                 let value = self.vars[stage].get(&key(var, microbatch)).cloned();
                 let none = || Stopped { why: format!("{var:?} is sent before it is made"), needs: None };
                 self.sent.insert(number, value.ok_or_else(none)?);
             }
-            Item::Receive { var, microbatch, from, number } => {
+            Does::Receive { var, microbatch, from, number } => {
                 let Some(value) = self.sent.get(&number) else { return Ok(false) };
                 // Ranks along the pipeline change places.
                 let all = (0..self.envs.len()).map(|rank| value[self.twin(rank, from)].clone()).collect();
                 self.vars[stage].insert(key(var, microbatch), all);
             }
-            Item::Sent { .. } => {}
+            Does::Sent { .. } | Does::Resume { .. } => {}
         }
         Ok(true)
     }

@@ -53,6 +53,16 @@ pub trait Engine {
     /// Runs one step on a batch; `number` counts steps of training, or batches of evaluation.
     fn run(&mut self, routine: Routine, seed: u64, number: u64, batch: &Batch) -> Result<Vec<Figure>, Stop>;
 
+    /// Whether a training step may begin the one after it.
+    fn goes_on(&self) -> bool {
+        false
+    }
+
+    /// Has the next training step begin the one after it, whose batch this is, and which must be the one that is run then.
+    fn begin_next(&mut self, _batch: &Batch) -> Result<(), Stop> {
+        Ok(())
+    }
+
     fn read(&self, slot: Slot, to: &mut Vec<u8>);
 
     fn write(&mut self, slot: Slot, bytes: &[u8]);
@@ -158,6 +168,9 @@ pub struct Compiled {
     watched: bool,
     /// See [`Recipe::outer`].
     outer: Option<u64>,
+    /// Whether the run before has begun this step, and whether this one is to begin the next.
+    begun: bool,
+    ahead: bool,
 }
 
 impl Compiled {
@@ -168,7 +181,7 @@ impl Compiled {
         let states = recipe.states.iter().map(|(s, _)| find(&program.states, &s.name)).collect();
         let watched = options.check_finite;
         let machine = Machine::open(program, options)?;
-        Ok(Compiled { machine, params, states, watched, outer: recipe.outer })
+        Ok(Compiled { machine, params, states, watched, outer: recipe.outer, begun: false, ahead: false })
     }
 
     pub fn machine_mut(&mut self) -> &mut Machine {
@@ -183,6 +196,23 @@ impl Compiled {
         self.machine.program().routines.iter().position(|r| r.name == name).ok_or_else(|| {
             RuntimeError::new("E0812", format!("the program has no routine `{name}`")).help("build it again")
         })
+    }
+
+    /// Gives inputs of the program what a batch has for them.
+    fn feed(&mut self, inputs: impl Iterator<Item = (u32, u32)>, batch: &Batch) -> Result<(), Stop> {
+        let program = self.machine.program();
+        for (input, of) in inputs {
+            let wanted = &program.inputs[of as usize];
+            let field = batch.field(&wanted.path).filter(|f| f.bytes().len() == wanted.whole_bytes());
+            let Some(field) = field else { return Err(not_fed(&wanted.path).into()) };
+            if self.watched
+                && let Some(at) = field.values().iter().position(|x| !x.is_finite())
+            {
+                return Err(not_finite(&wanted.path, field.values()[at], at).into());
+            }
+            self.machine.write(Array::Input(input as usize), field.bytes());
+        }
+        Ok(())
     }
 
     /// The number of an array in the program.
@@ -207,18 +237,13 @@ impl Engine for Compiled {
         })?;
         let program = self.machine.program();
         let r = &program.routines[n];
-        for slot in &r.inputs {
-            let wanted = &program.inputs[*slot as usize];
-            let field = batch.field(&wanted.path).filter(|f| f.bytes().len() == wanted.whole_bytes());
-            let Some(field) = field else { return Err(not_fed(&wanted.path).into()) };
-            if self.watched
-                && let Some(at) = field.values().iter().position(|x| !x.is_finite())
-            {
-                return Err(not_finite(&wanted.path, field.values()[at], at).into());
-            }
-            self.machine.write(Array::Input(*slot as usize), field.bytes());
+        self.feed(r.inputs.iter().map(|i| (*i, *i)), batch)?;
+        let trains = routine == Routine::Train;
+        let (begun, ahead) = (trains && self.begun, trains && self.ahead);
+        self.machine.run(n, RunArgs { seed, step: number, begun, ahead, ..RunArgs::default() }).map_err(stop)?;
+        if trains {
+            (self.begun, self.ahead) = (ahead, false);
         }
-        self.machine.run(n, RunArgs { seed, step: number, position: 0 }).map_err(stop)?;
         let read = r.outputs.iter().enumerate().map(|(k, o)| {
             let dtype = r.buffer(o.buffer).dtype;
             let (shape, bytes) = self.machine.output(n, k);
@@ -226,11 +251,25 @@ impl Engine for Compiled {
             Figure { kind: o.kind, name: o.name.clone(), dtype, dims: o.dims.clone(), shape, values }
         });
         let figures = read.collect();
-        if routine == Routine::Train && self.outer.is_some_and(|every| (number + 1).is_multiple_of(every)) {
+        if trains && self.outer.is_some_and(|every| (number + 1).is_multiple_of(every)) {
             let n = self.routine(OUTER)?;
-            self.machine.run(n, RunArgs { seed, step: number, position: 0 }).map_err(stop)?;
+            self.machine.run(n, RunArgs { seed, step: number, ..RunArgs::default() }).map_err(stop)?;
         }
         Ok(figures)
+    }
+
+    fn goes_on(&self) -> bool {
+        self.routine(TRAIN).is_ok_and(|n| self.machine.program().routines[n].onward.is_some())
+    }
+
+    fn begin_next(&mut self, batch: &Batch) -> Result<(), Stop> {
+        let n = self.routine(TRAIN)?;
+        let program = self.machine.program();
+        if let Some(inputs) = &program.routines[n].onward {
+            self.feed(inputs.iter().map(|i| (i.next, i.of)), batch)?;
+            self.ahead = true;
+        }
+        Ok(())
     }
 
     fn read(&self, slot: Slot, to: &mut Vec<u8>) {
@@ -242,6 +281,8 @@ impl Engine for Compiled {
 
     fn write(&mut self, slot: Slot, bytes: &[u8]) {
         if let Some(array) = self.slot(slot) {
+            // What was begun was begun with other values.
+            self.begun = false;
             self.machine.write(array, bytes);
         }
     }

@@ -453,7 +453,7 @@ pub(super) fn role(kind: StateKind) -> Role {
     match kind {
         StateKind::Model => Role::Model,
         StateKind::Optimizer => Role::Optimizer,
-        StateKind::Average => Role::Average,
+        StateKind::Average | StateKind::Latest => Role::Average,
         StateKind::Scaling => Role::Scaling,
         StateKind::Cache | StateKind::Argument => Role::Cache,
     }

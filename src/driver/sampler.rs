@@ -254,7 +254,7 @@ impl Sampler {
                 self.machine.write(Array::Input(*slot as usize), &bytes);
             }
         }
-        let args = RunArgs { seed: self.seed, step, position: position as i32 };
+        let args = RunArgs { seed: self.seed, step, position: position as i32, ..RunArgs::default() };
         self.machine.run(routine, args).map_err(stop)?;
         let next = program.routines[routine].outputs.iter().position(|o| o.name == NEXT && o.kind == OutputKind::Value);
         let Some(k) = next else { return Err(RuntimeError::internal("no next input").into()) };
@@ -271,7 +271,9 @@ impl Sampler {
 
     fn run(&mut self, name: &str, number: u64, position: i32) -> Result<usize, Stop> {
         let routine = self.routine(name)?;
-        self.machine.run(routine, RunArgs { seed: self.seed, step: number, position }).map_err(stop)?;
+        self.machine
+            .run(routine, RunArgs { seed: self.seed, step: number, position, ..RunArgs::default() })
+            .map_err(stop)?;
         Ok(routine)
     }
 

@@ -5,11 +5,11 @@ use super::pipeline::{EVAL, Graphs, INIT, OUTER, TRAIN, with};
 use super::sharding::Programs;
 use crate::diag::Diagnostic;
 use crate::elaborate::plan::Pipeline;
-use crate::ir::{DimId, Graph};
+use crate::ir::{DimId, Graph, Param, StateId};
 use crate::kernel::{self, Module, Options};
 use crate::mesh::Atom;
-use crate::pipeline::{Holders, Pipelined, Turns, pipelined};
-use crate::schedule::{Action, Table, Work};
+use crate::pipeline::{Endless, Holders, Pipelined, Turns, pipelined};
+use crate::schedule::{Action, Continued, Schedule, Table, Work};
 use crate::stage::replicas::param_of;
 
 /// The steps of a training run, cut into stages.
@@ -56,8 +56,17 @@ pub fn step(g: &Graphs, graph: &Graph, eval: bool, also: &Holders, options: &Opt
     let once = forward(table);
     let (dims, table) = if eval { (&sharding.eval_loops, &once) } else { (&plan.dims, table) };
     let turns = turns(graph, dims, per);
-    let cut = pipelined(&kernel::keep_little(graph.clone(), options), &turns, table, also);
+    let two = !eval && plan.schedule == Schedule::TwoBw;
+    let lists = Continued::new(table.ranks.len(), table.microbatches).filter(|_| two);
+    let endless = lists.as_ref().map(|lists| Endless { lists, latest: latest(graph) });
+    let cut = pipelined(&kernel::keep_little(graph.clone(), options), &turns, table, endless, also);
     cut.map(Some).map_err(|why| refused(&why, plan, g))
+}
+
+/// By parameter: the state that holds its latest version, where steps compute with an earlier one.
+fn latest(g: &Graph) -> Vec<Option<StateId>> {
+    let state = |p: &Param| g.states.iter().position(|s| param_of(&s.path) == Some(&p.path));
+    g.params.iter().map(|p| state(p).map(|s| StateId(s as u32))).collect()
 }
 
 impl Staged {

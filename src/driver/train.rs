@@ -164,6 +164,8 @@ struct Run<'r> {
     seed: u64,
     /// None where the model has no inputs.
     data: Option<Prefetcher>,
+    /// The batch of the next step, where the step before needed it.
+    upcoming: Option<Result<Option<Batch>, RuntimeError>>,
     samples: u64,
     chars: Option<CharTable>,
     pass: Option<Pass>,
@@ -259,6 +261,7 @@ impl<'r> Run<'r> {
             step,
             seed,
             data,
+            upcoming: None,
             samples,
             chars,
             pass,
@@ -286,14 +289,27 @@ impl<'r> Run<'r> {
         }
         while self.step < self.recipe.steps && !stop.requested() {
             let start = Instant::now();
-            let next = self.data.as_mut().map_or(Ok(None), Prefetcher::next_batch);
-            let waited = start.elapsed();
+            let next = match self.upcoming.take() {
+                Some(known) => known,
+                None => self.next_batch(),
+            };
+            let mut waited = start.elapsed();
             // Steps that are done are kept, although the data fails now.
             let batch = next.map_err(|e| {
                 // What ends the run is the data.
                 let _ = self.keep(engine, tell);
                 Stop::of_data(e, &self.recipe.data_at)
             })?;
+            if engine.goes_on() && self.step + 1 < self.recipe.steps {
+                let start = Instant::now();
+                let upcoming = self.next_batch();
+                waited += start.elapsed();
+                // Data that fails ends the run when its step comes.
+                if let Ok(batch) = &upcoming {
+                    engine.begin_next(batch.as_ref().unwrap_or(&empty))?;
+                }
+                self.upcoming = Some(upcoming);
+            }
             let figures = engine.run(Routine::Train, self.seed, self.step, batch.as_ref().unwrap_or(&empty))?;
             if let (Some(data), Some(batch)) = (&self.data, batch) {
                 data.recycle(batch);
@@ -331,6 +347,10 @@ impl<'r> Run<'r> {
             tell(Event::Note(format!("{steps} skipped, since f16 gradients overflowed")));
         }
         Ok(interrupted)
+    }
+
+    fn next_batch(&mut self) -> Result<Option<Batch>, RuntimeError> {
+        self.data.as_mut().map_or(Ok(None), Prefetcher::next_batch)
     }
 
     /// The loss on validation data where this step is one to measure it.

@@ -18,7 +18,7 @@ pub const AVERAGE: &str = "average";
 fn group_of(role: Role) -> &'static str {
     match role {
         Role::Param | Role::Model | Role::Input => MODEL,
-        Role::Optimizer | Role::Scaling | Role::Cache => OPTIMIZER,
+        Role::Optimizer | Role::Scaling | Role::Cache | Role::InFlight | Role::Sum => OPTIMIZER,
         Role::Average => AVERAGE,
     }
 }

@@ -210,6 +210,8 @@ pub enum StateKind {
     Optimizer,
     /// A second set of weights (`average`).
     Average,
+    /// What a parameter will be in the next step, where it is known by then; it lies as the parameter does.
+    Latest,
     /// Loss scale and counters of the runtime.
     Scaling,
     /// What a sampling program keeps from position to position.

@@ -134,6 +134,7 @@ impl Parser<'_> {
                     StateKind::Model,
                     StateKind::Optimizer,
                     StateKind::Average,
+                    StateKind::Latest,
                     StateKind::Scaling,
                     StateKind::Cache,
                     StateKind::Argument,

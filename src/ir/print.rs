@@ -55,6 +55,7 @@ pub(super) fn kind_name(kind: StateKind) -> &'static str {
         StateKind::Model => "model",
         StateKind::Optimizer => "optimizer",
         StateKind::Average => "average",
+        StateKind::Latest => "latest",
         StateKind::Scaling => "scaling",
         StateKind::Cache => "cache",
         StateKind::Argument => "argument",

@@ -235,7 +235,7 @@ fn role_of(kind: ir::StateKind) -> Option<Role> {
     Some(match kind {
         ir::StateKind::Model => Role::Model,
         ir::StateKind::Optimizer => Role::Optimizer,
-        ir::StateKind::Average => Role::Average,
+        ir::StateKind::Average | ir::StateKind::Latest => Role::Average,
         ir::StateKind::Scaling => Role::Scaling,
         ir::StateKind::Cache => Role::Cache,
         ir::StateKind::Argument => return None,

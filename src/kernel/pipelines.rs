@@ -1,12 +1,13 @@
 //! The routines of a step in stages: its functions, and for each rank along the pipeline the calls of them.
 
 use super::lower::ranks::parts;
-use super::module::Module;
+use super::module::{Module, Slots};
 use super::{Options, lower};
 use crate::ir::{self, Graph, OutputKind, ValueId, prune::prune};
-use crate::pipeline::{Arg, Item, Pipelined, Var, members};
+use crate::pipeline::{self, Arg, Does, Pipelined, Var, members};
 use crate::program::{
-    self, Access, Action, Buffer, BufferId, Call, Category, Place, Routine, SourceId, Step, Transfer,
+    self, Access, Action, Buffer, BufferId, Call, Category, NextInput, Place, Role, Routine, Slot, SourceId, Step,
+    Transfer,
 };
 use crate::types::DType;
 use indexmap::IndexMap;
@@ -20,20 +21,27 @@ impl Module<'_> {
         if !p.graph.mesh.axes.is_empty() {
             self.program.mesh = p.graph.mesh.clone();
         }
-        let function = |module: &mut Self, f: &crate::pipeline::Function| {
-            let routine = lower::lower(module, &format!("{name}.{}", f.name), f.graph.clone(), options);
-            module.program.routines.push(routine);
-            module.program.routines.len() as u32 - 1
-        };
-        let mut called = vec![false; p.functions.len()];
+        let slots = self.slots(&p.graph);
+        let onward = p.onward.as_ref().map(|onward| self.onward(&slots, &onward.latest));
+        // Whether it is called for this step, and for the next one.
+        let mut called = vec![[false; 2]; p.functions.len()];
         for item in p.ranks.iter().flatten() {
-            if let Item::Call { function, .. } = item {
-                called[*function] = true;
+            if let Does::Call { function, microbatch } = item.does {
+                called[function][usize::from(microbatch >= p.microbatches)] = true;
             }
         }
-        let functions: Vec<Option<u32>> =
-            p.functions.iter().zip(called).map(|(f, called)| called.then(|| function(self, f))).collect();
-        let slots = self.slots(&p.graph);
+        let mut functions: [Vec<Option<u32>>; 2] = Default::default();
+        for (f, [now, next]) in p.functions.iter().zip(called) {
+            let named = format!("{name}.{}", f.name);
+            let routine = (now || next).then(|| lower::lower(self, &named, f.graph.clone(), options));
+            let mut add = |routine: Routine| {
+                self.program.routines.push(routine);
+                self.program.routines.len() as u32 - 1
+            };
+            let ahead = onward.as_ref().filter(|_| next).zip(routine.as_ref()).map(|(o, r)| o.of(r));
+            functions[0].push(routine.filter(|_| now).map(&mut add));
+            functions[1].push(ahead.map(add));
+        }
         let held = |homes: u128| -> Vec<u32> { members(homes).map(|r| r as u32).collect() };
         for (slot, homes) in slots.params.iter().zip(&p.params) {
             join(&mut self.program.params[*slot as usize].on, held(*homes));
@@ -50,11 +58,28 @@ impl Module<'_> {
         let purposes = lower::purpose::purposes(&p.graph);
         for rank in 0..p.ranks.len() {
             let routine = Caller::new(self, p, &purposes, &functions, rank).routine(name);
-            self.program.routines.push(Routine { inputs: slots.inputs.clone(), ..routine });
+            let onward = onward.as_ref().map(|o| o.inputs.clone());
+            self.program.routines.push(Routine { inputs: slots.inputs.clone(), onward, ..routine });
         }
         let variants: Vec<u32> = (first..self.program.routines.len()).map(|r| r as u32).collect();
         self.program.routines[first].variants = variants;
         first
+    }
+
+    /// Where the next step finds what it reads.
+    fn onward(&mut self, slots: &Slots, latest: &[Option<ir::StateId>]) -> Onward {
+        let params = slots.params.iter().zip(latest);
+        let params = params.filter_map(|(p, s)| Some((Place::Param(*p), slots.states[(*s)?.index()])));
+        let mut places: Vec<(Place, Place)> = params.collect();
+        let mut inputs = Vec::new();
+        for of in &slots.inputs {
+            let slot = self.program.inputs[*of as usize].clone();
+            self.program.inputs.push(Slot { path: format!("next {}", slot.path), ..slot });
+            let next = self.program.inputs.len() as u32 - 1;
+            places.push((Place::Input(*of), Place::Input(next)));
+            inputs.push(NextInput { next, of: *of });
+        }
+        Onward { places, inputs }
     }
 
     /// Has all ranks along the pipeline keep copies of what these routines read, which are not cut into stages.
@@ -95,6 +120,25 @@ impl Module<'_> {
     }
 }
 
+/// What takes the place of parameters and inputs in the next step.
+struct Onward {
+    places: Vec<(Place, Place)>,
+    inputs: Vec<NextInput>,
+}
+
+impl Onward {
+    /// A function as it is called for the next step: the same on other arrays.
+    fn of(&self, routine: &Routine) -> Routine {
+        let mut out = Routine { name: format!("{}.next", routine.name), ..routine.clone() };
+        for buffer in &mut out.buffers {
+            if let Some((_, next)) = self.places.iter().find(|(own, _)| *own == buffer.place) {
+                buffer.place = *next;
+            }
+        }
+        out
+    }
+}
+
 /// More ranks hold a slot.
 fn join(on: &mut Vec<u32>, more: Vec<u32>) {
     on.extend(more);
@@ -108,8 +152,8 @@ struct Caller<'m, 's, 'p> {
     p: &'p Pipelined,
     /// Of the values of the step.
     purposes: &'p [Category],
-    /// By function: the number of its routine, if it is called.
-    functions: &'p [Option<u32>],
+    /// By function: the number of its routine, if it is called; and of that for the next step.
+    functions: &'p [Vec<Option<u32>>; 2],
     rank: usize,
     routine: Routine,
     buffers: IndexMap<Key, BufferId>,
@@ -120,7 +164,7 @@ impl<'m, 's, 'p> Caller<'m, 's, 'p> {
         module: &'m mut Module<'s>,
         p: &'p Pipelined,
         purposes: &'p [Category],
-        functions: &'p [Option<u32>],
+        functions: &'p [Vec<Option<u32>>; 2],
         rank: usize,
     ) -> Self {
         Caller { module, p, purposes, functions, rank, routine: Routine::default(), buffers: IndexMap::new() }
@@ -129,8 +173,8 @@ impl<'m, 's, 'p> Caller<'m, 's, 'p> {
     fn routine(mut self, name: &str) -> Routine {
         self.routine.name = if self.rank == 0 { name.to_string() } else { format!("{name}.{}", self.rank) };
         for item in &self.p.ranks[self.rank] {
-            let (action, label) = self.action(item);
-            self.routine.steps.push(Step { action, source: SourceId(0), label });
+            let (action, label) = self.action(&item.does);
+            self.routine.steps.push(Step { action, source: SourceId(0), label, when: item.when });
         }
         for (number, vars) in &self.p.outputs {
             let o = &self.p.graph.outputs[*number];
@@ -174,26 +218,31 @@ impl<'m, 's, 'p> Caller<'m, 's, 'p> {
         }
     }
 
-    fn action(&mut self, item: &Item) -> (Action, String) {
-        match *item {
-            Item::Call { function, microbatch } => {
+    fn action(&mut self, does: &Does) -> (Action, String) {
+        match *does {
+            Does::Call { function, microbatch } => {
                 let f = &self.p.functions[function];
                 let args: Vec<program::Arg> = f.args.iter().map(|a| self.arg(a, microbatch)).collect();
                 // As large as the callee's arena, once that is planned.
                 let workspace = self.add(Place::Arena(usize::MAX), DType::I32, 0, "workspace", Category::Workspace);
                 let label = if f.name.contains('.') { f.name.clone() } else { format!("{}.{microbatch}", f.name) };
-                let routine = self.functions[function].expect("lowered, for it is called");
-                (Action::Call(Call { routine, args, workspace }), label)
+                let ahead = microbatch >= self.p.microbatches;
+                let routine = self.functions[usize::from(ahead)][function].expect("lowered, for it is called");
+                (Action::Call(Call { routine, args, workspace, ahead }), label)
             }
-            Item::Send { var, microbatch, to, number } => {
+            Does::Resume { var } => {
+                let from = self.buffer(var, self.p.microbatches);
+                (Action::Copy { from, to: self.buffer(var, 0) }, "resume".into())
+            }
+            Does::Send { var, microbatch, to, number } => {
                 let buffer = self.buffer(var, microbatch);
                 (Action::Send(transfer(to, buffer, number)), "send".into())
             }
-            Item::Receive { var, microbatch, from, number } => {
+            Does::Receive { var, microbatch, from, number } => {
                 let buffer = self.buffer(var, microbatch);
                 (Action::Receive(transfer(from, buffer, number)), "receive".into())
             }
-            Item::Sent { var, microbatch, to, number } => {
+            Does::Sent { var, microbatch, to, number } => {
                 let buffer = self.buffer(var, microbatch);
                 (Action::Sent(transfer(to, buffer, number)), "send".into())
             }
@@ -212,14 +261,22 @@ impl<'m, 's, 'p> Caller<'m, 's, 'p> {
     /// Where a variable lies.
     fn buffer(&mut self, var: Var, microbatch: usize) -> BufferId {
         let each = matches!(var, Var::Microbatch | Var::Each(_));
-        let key = (var, if each { microbatch } else { 0 });
+        let (next, own) = (microbatch >= self.p.microbatches, microbatch % self.p.microbatches);
         let of = each.then_some(microbatch as u32);
+        let carried = |o: &pipeline::Onward| o.carried[self.rank].contains(&(var, if each { own } else { 0 }));
+        let carried = self.p.onward.as_ref().is_some_and(carried);
+        let key = match (each, carried) {
+            // The same in both steps.
+            (true, true) => (var, own),
+            (true, false) => (var, microbatch),
+            (false, _) => (var, usize::from(next)),
+        };
         if let Some(known) = self.buffers.get(&key) {
             return *known;
         }
         let like: ValueId = match var {
             Var::Microbatch => {
-                let at = self.module.constant((microbatch as i32).to_ne_bytes().to_vec());
+                let at = self.module.constant((own as i32).to_ne_bytes().to_vec());
                 let made = self.add(Place::Constant(at), DType::I32, 1, "microbatch", Category::Data);
                 self.routine.buffers[made.index()].microbatch = of;
                 self.buffers.insert(key, made);
@@ -248,11 +305,34 @@ impl<'m, 's, 'p> Caller<'m, 's, 'p> {
             _ => self.purposes[like.index()],
         };
         let name = maker.name.clone().unwrap_or_else(|| word.to_string());
-        let made = self.add(Place::Arena(usize::MAX), dtype, elements, &name, category);
+        let place = match carried && (each || next) {
+            true => self.carry(value, &name, each, source),
+            false => Place::Arena(usize::MAX),
+        };
+        let made = self.add(place, dtype, elements, &name, category);
         let buffer = &mut self.routine.buffers[made.index()];
         (buffer.source, buffer.microbatch) = (source, of);
         self.buffers.insert(key, made);
         made
+    }
+
+    /// Room that lasts from run to run.
+    fn carry(&mut self, value: &ir::Value, name: &str, each: bool, source: SourceId) -> Place {
+        let g = &self.p.graph;
+        let states = &mut self.module.program.states;
+        states.push(Slot {
+            path: format!("next {name} {}", states.len()),
+            dtype: value.dtype,
+            dims: value.dims.iter().map(|d| g.dim(*d).name.clone()).collect(),
+            shape: value.dims.iter().map(|d| g.size(*d)).collect(),
+            cut: vec![None; value.dims.len()],
+            role: if each { Role::InFlight } else { Role::Sum },
+            source,
+            host: false,
+            on: vec![self.rank as u32],
+            copied: false,
+        });
+        Place::State(states.len() as u32 - 1)
     }
 
     fn add(&mut self, place: Place, dtype: DType, elements: usize, name: &str, category: Category) -> BufferId {

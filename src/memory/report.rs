@@ -160,6 +160,8 @@ fn category(slot: &Slot) -> Category {
         Role::Param => Category::Parameters,
         Role::Optimizer => Category::OptimizerState,
         Role::Model | Role::Average | Role::Scaling | Role::Cache => Category::State,
+        Role::InFlight => Category::Activations,
+        Role::Sum => Category::Gradients,
         Role::Input => Category::Data,
     }
 }

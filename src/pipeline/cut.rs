@@ -3,11 +3,12 @@
 use super::behind::{Behind, Held, Homes, bit};
 use super::draw::{Draw, Function, Var};
 use super::flat::{Part, flatten};
-use super::lists::{Item, Lists, waits};
+use super::lists::{Does, Item, Lists, waits};
 use super::stages::{Stages, Turns};
 use crate::ir::*;
-use crate::schedule::{Table, Work};
-use indexmap::IndexMap;
+use crate::schedule::{Continued, Table, Work};
+use crate::types::When;
+use indexmap::{IndexMap, IndexSet};
 use std::collections::{HashMap, HashSet};
 
 /// A step in stages.
@@ -27,7 +28,27 @@ pub struct Pipelined {
     pub sums: Vec<ValueId>,
     /// By sum: the first value that is added, for where it comes from.
     pub grown: Vec<Option<ValueId>>,
+    pub microbatches: usize,
+    /// How steps go over into each other, if they do.
+    pub onward: Option<Onward>,
 }
+
+/// What a run leaves to the next one, and what microbatches of the next step are computed with.
+#[derive(Clone, Debug)]
+pub struct Onward {
+    /// By rank: values with their microbatch of the next run, and sums.
+    pub carried: Vec<IndexSet<(Var, usize)>>,
+    /// By parameter: the state that holds what it will be in the next step.
+    pub latest: Vec<Option<StateId>>,
+}
+
+/// A pipeline that does not drain: a step begins when the one before is not done yet, with parameters that are known by then.
+pub struct Endless<'a> {
+    pub lists: &'a Continued,
+    /// By parameter: see [`Onward::latest`].
+    pub latest: Vec<Option<StateId>>,
+}
+
 impl Pipelined {
     /// The ranks that hold parameters and states.
     pub fn holders(&self) -> Holders {
@@ -41,7 +62,10 @@ impl Pipelined {
         let mut all: IndexMap<(Var, usize, usize), usize> = IndexMap::new();
         for (from, list) in self.ranks.iter().enumerate() {
             for item in list {
-                if let Item::Send { var, to, .. } = item {
+                // Of each step in the midst of others.
+                if let Does::Send { var, to, .. } = &item.does
+                    && item.when != When::Fresh
+                {
                     *all.entry((*var, from, *to)).or_default() += 1;
                 }
             }
@@ -100,8 +124,14 @@ pub struct Cutter<'a> {
 /// Ranks that hold parameters and states for other steps, by path.
 pub type Holders = HashMap<String, Homes>;
 
-/// Cuts a step. Err: why it cannot be cut.
-pub fn pipelined(graph: &Graph, turns: &Turns, table: &Table, also: &Holders) -> Result<Pipelined, String> {
+/// Cuts a step. With `endless` its runs go over into each other, unless its microbatches read states. Err: why it cannot be cut.
+pub fn pipelined(
+    graph: &Graph,
+    turns: &Turns,
+    table: &Table,
+    endless: Option<Endless<'_>>,
+    also: &Holders,
+) -> Result<Pipelined, String> {
     let ranks = table.ranks.len();
     if ranks > Homes::BITS as usize {
         return Err(format!("{ranks} ranks in a pipeline; {} are possible", Homes::BITS));
@@ -121,7 +151,7 @@ pub fn pipelined(graph: &Graph, turns: &Turns, table: &Table, also: &Holders) ->
     }
     c.split_backward();
     c.find_readers();
-    c.cut(also)
+    c.cut(endless, also)
 }
 
 impl Cutter<'_> {
@@ -320,7 +350,7 @@ impl Cutter<'_> {
         }
     }
 
-    fn cut(mut self, also: &Holders) -> Result<Pipelined, String> {
+    fn cut(mut self, endless: Option<Endless<'_>>, also: &Holders) -> Result<Pipelined, String> {
         let ranks = self.table.ranks.len();
         let mut functions: Vec<Function> = Vec::new();
         let mut numbers: IndexMap<Key, Option<usize>> = IndexMap::new();
@@ -334,6 +364,7 @@ impl Cutter<'_> {
                 functions.push(f);
             }
         }
+        let endless = endless.filter(|_| self.may_go_on(&functions));
         // Who holds and keeps what.
         let g = self.g();
         let mut held = Held {
@@ -372,31 +403,56 @@ impl Cutter<'_> {
             let stage = self.s.stage_of(*v).expect("a value of a stage");
             held.values.insert(*v, self.rank[stage][0]);
         }
-        let before: Vec<usize> = (0..ranks)
-            .map(|rank| {
-                let f = self.before(rank, &kept[rank], &held);
-                reads(&f.graph, rank, &mut held, &mut inputs);
-                functions.push(f);
-                functions.len() - 1
-            })
-            .collect();
+        let mut before = Vec::new();
+        for (rank, kept) in kept.iter().enumerate() {
+            let sums: Vec<usize> = (0..held.sums.len()).filter(|k| held.sums[*k] & bit(rank) != 0).collect();
+            let f = self.before(format!("before.{rank}"), kept, &sums);
+            reads(&f.graph, rank, &mut held, &mut inputs);
+            functions.push(f);
+            before.push(functions.len() - 1);
+        }
+        let mut ahead = Vec::new();
+        for (rank, list) in endless.iter().flat_map(|e| e.lists.steady.iter().enumerate()) {
+            let next = list.iter().filter(|a| a.microbatch >= self.table.microbatches);
+            let called: IndexSet<usize> = next.filter_map(|a| numbers[&Key(a.op, a.stage)]).collect();
+            let (mut kept, mut sums) = (IndexSet::new(), IndexSet::new());
+            for arg in called.iter().flat_map(|f| &functions[*f].args) {
+                match arg.var {
+                    Var::Once(v) => _ = kept.insert(v),
+                    Var::Sum(k) => _ = sums.insert(k),
+                    _ => {}
+                }
+            }
+            let (kept, sums): (Vec<_>, Vec<_>) = (kept.into_iter().collect(), sums.into_iter().collect());
+            functions.push(self.before(format!("ahead.{rank}"), &kept, &sums));
+            ahead.push((functions.len() - 1, sums));
+            for f in called.into_iter().chain([functions.len() - 1]) {
+                for op in &functions[f].graph.ops {
+                    if let Op::Param(p) = op.op
+                        && let Some(s) = endless.as_ref().and_then(|e| e.latest[p.index()])
+                    {
+                        held.states[s.index()] |= bit(rank);
+                    }
+                }
+            }
+        }
         let known = |path: &str| also.get(path).copied().unwrap_or(0);
         g.params.iter().zip(&mut held.params).for_each(|(p, homes)| *homes |= known(&p.path));
         g.states.iter().zip(&mut held.states).for_each(|(s, homes)| *homes |= known(&s.path));
         // What no stage reads is held by the first rank.
         held.params.iter_mut().filter(|h| **h == 0).for_each(|h| *h = bit(0));
         let behind = Behind::new(&mut self.s, &mut held);
-        let mut plan = Lists::new(&self, &functions, &numbers);
-        plan.begin(&before);
+        let mut plan = Lists::new(&self, &functions, &numbers, endless.as_ref().map(|e| e.lists));
+        plan.begin(&before, &ahead);
         plan.stages();
         let levels: Vec<Vec<Function>> =
             kept.iter().enumerate().map(|(rank, kept)| self.after(rank, &behind, kept)).collect();
         plan.behind(&behind, &levels, functions.len());
-        let lists = plan.done();
+        let (lists, carried) = plan.done();
         functions.extend(levels.into_iter().flatten());
         for (rank, list) in lists.iter().enumerate() {
             for item in list {
-                let Item::Call { function, .. } = item else { continue };
+                let Does::Call { function, .. } = &item.does else { continue };
                 reads_inputs(&functions[*function].graph, rank, &mut inputs);
                 if let Some(path) = missing(&functions[*function].graph, rank, &held) {
                     return Err(format!("`{path}` is read by a rank that does not hold it"));
@@ -420,14 +476,35 @@ impl Cutter<'_> {
         }
         params.iter_mut().zip(param).for_each(|(homes, there)| *homes *= Homes::from(there));
         states.iter_mut().zip(state).for_each(|(homes, there)| *homes *= Homes::from(there));
-        Ok(Pipelined { functions, ranks: lists, params, states, inputs, outputs, sums, grown, graph: self.s.flat.g })
+        Ok(Pipelined {
+            functions,
+            ranks: lists,
+            params,
+            states,
+            inputs,
+            outputs,
+            sums,
+            grown,
+            microbatches: self.table.microbatches,
+            onward: endless.map(|e| Onward { carried, latest: e.latest }),
+            graph: self.s.flat.g,
+        })
+    }
+
+    /// Whether nothing but parameters changes what microbatches compute from step to step, and nothing but sums is read behind them.
+    fn may_go_on(&self, functions: &[Function]) -> bool {
+        let before = |id: &&OpId| self.s.flat.part[id.index()] == Part::Before;
+        let unstaged = self.g().block(ENTRY).ops.iter().filter(before).map(|id| self.g().op(*id));
+        let reads_state = |op: &Operation| matches!(op.op, Op::State(s) if s.index() < self.g().states.len());
+        let staged = functions.iter().flat_map(|f| &f.graph.ops);
+        // What is read before and by updates alone is no matter.
+        let kept = unstaged.filter(|op| op.phase != Phase::Update).chain(staged).any(reads_state);
+        !kept && self.read_behind.is_empty()
     }
 
     /// Computes what functions of a rank need once, and what sums begin with.
-    fn before(&self, rank: usize, kept: &[ValueId], held: &Held) -> Function {
+    fn before(&self, name: String, kept: &[ValueId], sums: &[usize]) -> Function {
         let g = self.g();
-        let own = |k: &usize| held.sums[*k] & bit(rank) != 0;
-        let sums: Vec<usize> = (0..self.s.flat.sums.len()).filter(own).collect();
         let mut values = kept.to_vec();
         values.extend(sums.iter().map(|k| self.s.flat.sums[*k].initial));
         let before = |id: OpId| self.s.flat.part[id.index()] == Part::Before;
@@ -440,10 +517,10 @@ impl Cutter<'_> {
             d.give(Var::Once(*v), *v, made);
         }
         for k in sums {
-            let made = d.value(self.s.flat.sums[k].initial);
-            d.give(Var::Sum(k), self.s.flat.sums[k].carry, made);
+            let made = d.value(self.s.flat.sums[*k].initial);
+            d.give(Var::Sum(*k), self.s.flat.sums[*k].carry, made);
         }
-        d.finish(format!("before.{rank}"))
+        d.finish(name)
     }
 
     pub fn var_behind(&self, v: ValueId, rank: usize, b: &Behind) -> Var {

@@ -3,20 +3,32 @@
 use super::behind::Behind;
 use super::cut::{Cutter, Key};
 use super::draw::{Function, Var};
-use crate::ir::ValueId;
+use crate::ir::{Phase, ValueId};
 use crate::schedule::certify::certify;
 use crate::schedule::program::{Event, Message, Program, What};
-use crate::schedule::{Action, Work};
-use indexmap::IndexMap;
+use crate::schedule::{Action, Continued, Work};
+use crate::types::When;
+use indexmap::{IndexMap, IndexSet};
 use std::collections::{HashMap, HashSet};
 
-/// What a rank does.
+/// What a rank does, and in which runs. Where steps go over into each other, microbatches from the number that a step has on are those of the
+/// next one.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Item {
+pub struct Item {
+    pub when: When,
+    pub does: Does,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Does {
     /// `microbatch`: of what there is for each.
     Call {
         function: usize,
         microbatch: usize,
+    },
+    /// Goes on with a sum that the run before has begun.
+    Resume {
+        var: Var,
     },
     Send {
         var: Var,
@@ -38,6 +50,7 @@ pub enum Item {
         number: usize,
     },
 }
+
 /// The lists under construction.
 pub struct Lists<'a, 'b> {
     c: &'a Cutter<'b>,
@@ -47,10 +60,19 @@ pub struct Lists<'a, 'b> {
     numbers: IndexMap<(Var, usize, usize, usize), usize>,
     /// By value: the stages whose functions read it.
     stages: HashMap<ValueId, Vec<usize>>,
+    /// How steps go over into each other, if they do.
+    continued: Option<&'a Continued>,
+    /// By rank, where they do: what one run leaves to the next, with its microbatch of the next run.
+    pub carried: Vec<IndexSet<(Var, usize)>>,
 }
 
 impl<'a, 'b> Lists<'a, 'b> {
-    pub fn new(c: &'a Cutter<'b>, functions: &'a [Function], of: &'a IndexMap<Key, Option<usize>>) -> Lists<'a, 'b> {
+    pub fn new(
+        c: &'a Cutter<'b>,
+        functions: &'a [Function],
+        of: &'a IndexMap<Key, Option<usize>>,
+        continued: Option<&'a Continued>,
+    ) -> Lists<'a, 'b> {
         let mut stages: HashMap<ValueId, Vec<usize>> = HashMap::new();
         for (key, f) in of {
             for arg in f.iter().flat_map(|f| &functions[*f].args).filter(|a| a.reads) {
@@ -62,8 +84,9 @@ impl<'a, 'b> Lists<'a, 'b> {
                 }
             }
         }
-        let lists = vec![Vec::new(); c.table.ranks.len()];
-        Lists { c, functions, of, lists, numbers: IndexMap::new(), stages }
+        let ranks = c.table.ranks.len();
+        let (lists, carried) = (vec![Vec::new(); ranks], vec![IndexSet::new(); ranks]);
+        Lists { c, functions, of, lists, numbers: IndexMap::new(), stages, continued, carried }
     }
 
     fn number(&mut self, var: Var, microbatch: usize, from: usize, to: usize) -> usize {
@@ -71,50 +94,96 @@ impl<'a, 'b> Lists<'a, 'b> {
         *self.numbers.entry((var, microbatch, from, to)).or_insert(next)
     }
 
-    pub fn begin(&mut self, before: &[usize]) {
+    /// `ahead`: by rank, the same for the next step, and the sums that it begins.
+    pub fn begin(&mut self, before: &[usize], ahead: &[(usize, Vec<usize>)]) {
         for (rank, f) in before.iter().enumerate() {
-            self.call(rank, *f, 0);
+            self.call(rank, When::Always, *f, 0);
+        }
+        for (rank, (f, sums)) in ahead.iter().enumerate() {
+            for k in sums {
+                self.carried[rank].insert((Var::Sum(*k), 0));
+                self.add(rank, When::Begun, Does::Resume { var: Var::Sum(*k) });
+            }
+            self.call(rank, When::Ahead, *f, self.c.table.microbatches);
         }
     }
 
-    /// Lists without waits for what was sent.
-    pub fn done(self) -> Vec<Vec<Item>> {
-        self.lists
+    /// Lists without waits for what was sent; and what runs leave to each other.
+    pub fn done(self) -> (Vec<Vec<Item>>, Vec<IndexSet<(Var, usize)>>) {
+        (self.lists, self.carried)
     }
 
-    fn call(&mut self, rank: usize, function: usize, microbatch: usize) {
-        self.lists[rank].push(Item::Call { function, microbatch });
+    fn add(&mut self, rank: usize, when: When, does: Does) {
+        self.lists[rank].push(Item { when, does });
+    }
+
+    fn call(&mut self, rank: usize, when: When, function: usize, microbatch: usize) {
+        self.add(rank, when, Does::Call { function, microbatch });
+    }
+
+    /// What a rank computes, in order.
+    fn actions(&self, rank: usize) -> Vec<(When, Action)> {
+        let m = self.c.table.microbatches;
+        match self.continued {
+            None => self.c.table.ranks[rank].iter().map(|a| (When::Always, *a)).collect(),
+            Some(c) => {
+                let early = c.early[rank].iter().map(|a| (When::Fresh, *a));
+                let when = |a: &Action| if a.microbatch < m { When::Always } else { When::Ahead };
+                early.chain(c.steady[rank].iter().map(|a| (when(a), *a))).collect()
+            }
+        }
+    }
+
+    /// Whether the run before computes what a stage gives for a microbatch, where there was one.
+    fn is_early(&self, v: ValueId, rank: usize, microbatch: usize) -> bool {
+        let back = self.c.def(v).is_some_and(|id| self.c.g().op(id).phase == Phase::Backward);
+        self.continued.is_some_and(|c| c.is_early(rank, if back { Work::B } else { Work::F }, microbatch))
     }
 
     pub fn stages(&mut self) {
+        let m = self.c.table.microbatches;
         for rank in 0..self.lists.len() {
             let mut there: HashSet<(Var, usize)> = HashSet::new();
-            for a in &self.c.table.ranks[rank] {
+            // What comes before the next run needs it.
+            let mut later = Vec::new();
+            for (when, a) in self.actions(rank) {
                 let Some(f) = self.of[&Key(a.op, a.stage)] else { continue };
                 let microbatch = a.microbatch;
                 let args = &self.functions[f].args;
                 for arg in args.iter().filter(|a| a.reads) {
                     let Var::Each(v) = arg.var else { continue };
                     let stage = self.c.s.stage_of(v).expect("a value of a stage");
-                    let from = self.c.rank[stage][microbatch];
-                    if from != rank && there.insert((arg.var, microbatch)) {
+                    let from = self.c.rank[stage][microbatch % m];
+                    let carried = when == When::Always && self.is_early(v, from, microbatch);
+                    if carried {
+                        self.carried[rank].insert((arg.var, microbatch));
+                    }
+                    if from == rank || !there.insert((arg.var, microbatch)) {
+                        continue;
+                    }
+                    let when = if carried { When::Fresh } else { when };
+                    let number = self.number(arg.var, microbatch, from, rank);
+                    self.add(rank, when, Does::Receive { var: arg.var, microbatch, from, number });
+                    if carried {
+                        let microbatch = microbatch + m;
                         let number = self.number(arg.var, microbatch, from, rank);
-                        self.lists[rank].push(Item::Receive { var: arg.var, microbatch, from, number });
+                        later.push(Does::Receive { var: arg.var, microbatch, from, number });
                     }
                 }
-                self.call(rank, f, microbatch);
+                self.call(rank, when, f, microbatch);
                 for arg in args.iter().filter(|a| a.writes) {
                     let Var::Each(v) = arg.var else { continue };
                     let stages = self.stages.get(&v).cloned().unwrap_or_default();
-                    let mut to: Vec<usize> = stages.iter().map(|s| self.c.rank[*s][microbatch]).collect();
+                    let mut to: Vec<usize> = stages.iter().map(|s| self.c.rank[*s][microbatch % m]).collect();
                     to.sort_unstable();
                     to.dedup();
                     for to in to.into_iter().filter(|to| *to != rank) {
                         let number = self.number(arg.var, microbatch, rank, to);
-                        self.lists[rank].push(Item::Send { var: arg.var, microbatch, to, number });
+                        self.add(rank, when, Does::Send { var: arg.var, microbatch, to, number });
                     }
                 }
             }
+            later.into_iter().for_each(|does| self.add(rank, When::Ahead, does));
         }
     }
 
@@ -133,17 +202,17 @@ impl<'a, 'b> Lists<'a, 'b> {
                     if *to == rank && level(v) == now {
                         let var = Var::Once(*v);
                         let number = self.number(var, 0, *from, rank);
-                        self.lists[rank].push(Item::Receive { var, microbatch: 0, from: *from, number });
+                        self.add(rank, When::Always, Does::Receive { var, microbatch: 0, from: *from, number });
                     }
                 }
                 if functions.get(now).is_some_and(|f| !f.graph.outputs.is_empty()) {
-                    self.call(rank, next + now, 0);
+                    self.call(rank, When::Always, next + now, 0);
                 }
                 for (v, from, to) in &b.sends {
                     if *from == rank && level(v) == now {
                         let number = self.number(Var::Once(*v), 0, rank, *to);
                         let var = self.c.var_behind(*v, rank, b);
-                        self.lists[rank].push(Item::Send { var, microbatch: 0, to: *to, number });
+                        self.add(rank, When::Always, Does::Send { var, microbatch: 0, to: *to, number });
                     }
                 }
             }
@@ -160,17 +229,32 @@ pub fn waits(
     bytes: &dyn Fn(&Var) -> usize,
 ) -> Result<Vec<Vec<Item>>, String> {
     let soon: Vec<Vec<Item>> = lists.iter().map(|l| with_waits(l, 2)).collect();
-    if certify(&events(&soon, functions, bytes)).is_ok() {
+    if runs(&soon).into_iter().all(|lists| certify(&events(&lists, functions, bytes)).is_ok()) {
         return Ok(soon);
     }
     let late: Vec<Vec<Item>> = lists.iter().map(|l| with_waits(l, usize::MAX)).collect();
-    let step = events(&late, functions, bytes);
-    certify(&step).map_err(|refusal| refusal.message(&step))?;
+    for lists in runs(&late) {
+        let step = events(&lists, functions, bytes);
+        certify(&step).map_err(|refusal| refusal.message(&step))?;
+    }
     Ok(late)
 }
 
+/// The lists of all kinds of runs that there are.
+fn runs(lists: &[Vec<Item>]) -> Vec<Vec<Vec<&Does>>> {
+    let plain = lists.iter().flatten().all(|i| i.when == When::Always);
+    let of = |begun, ahead| {
+        let list = lists.iter().map(|l| l.iter().filter(|i| i.when.holds(begun, ahead)).map(|i| &i.does));
+        list.map(Iterator::collect).collect()
+    };
+    match plain {
+        true => vec![of(false, false)],
+        false => vec![of(false, false), of(false, true), of(true, true), of(true, false)],
+    }
+}
+
 /// Lists in the language of certificates. Messages go from rank to rank here, and each has a slot of its own.
-fn events(lists: &[Vec<Item>], functions: &[Function], bytes: &dyn Fn(&Var) -> usize) -> Program {
+fn events(lists: &[Vec<&Does>], functions: &[Function], bytes: &dyn Fn(&Var) -> usize) -> Program {
     let message = |var: &Var, microbatch: usize, number: usize, from: usize, to: usize| Message {
         from,
         to,
@@ -179,12 +263,13 @@ fn events(lists: &[Vec<Item>], functions: &[Function], bytes: &dyn Fn(&Var) -> u
         shape: 0,
         bytes: bytes(var) as u64,
     };
-    let of = |rank: usize, list: &Vec<Item>| -> (Vec<Event>, Vec<u32>) {
+    let of = |rank: usize, list: &Vec<&Does>| -> (Vec<Event>, Vec<u32>) {
         let mut there: HashMap<(Var, usize), (usize, Message)> = HashMap::new();
         let mut events = Vec::with_capacity(list.len());
         for item in list {
             let what = match item {
-                Item::Call { function, microbatch } => {
+                Does::Resume { .. } => continue,
+                Does::Call { function, microbatch } => {
                     let action = Action::new(Work::F, *function, *microbatch);
                     let read = functions[*function].args.iter().filter(|a| a.reads).filter_map(|a| {
                         let each = if let Var::Each(_) = a.var { *microbatch } else { 0 };
@@ -192,17 +277,17 @@ fn events(lists: &[Vec<Item>], functions: &[Function], bytes: &dyn Fn(&Var) -> u
                     });
                     What::Compute { action, reads: read.collect() }
                 }
-                Item::Send { var, microbatch, to, number } => {
+                Does::Send { var, microbatch, to, number } => {
                     let message = message(var, *microbatch, *number, rank, *to);
                     What::Offer { to: *to, message, number: *number }
                 }
-                Item::Receive { var, microbatch, from, number } => {
+                Does::Receive { var, microbatch, from, number } => {
                     let message = message(var, *microbatch, *number, *from, rank);
                     let slot = there.len();
                     there.insert((*var, *microbatch), (slot, message));
                     What::Take { from: *from, message, number: *number, slot }
                 }
-                Item::Sent { number, .. } => What::Taken { number: *number },
+                Does::Sent { number, .. } => What::Taken { number: *number },
             };
             events.push(Event { stream: 0, what });
         }
@@ -216,7 +301,7 @@ fn with_waits(list: &[Item], calls: usize) -> Vec<Item> {
     let mut out = Vec::with_capacity(list.len());
     let mut open: Vec<(usize, Item)> = Vec::new();
     for item in list {
-        if let Item::Call { .. } = item {
+        if let Does::Call { .. } = item.does {
             open.iter_mut().for_each(|(age, _)| *age += 1);
             open.retain(|(age, sent)| {
                 if *age > calls {
@@ -225,8 +310,9 @@ fn with_waits(list: &[Item], calls: usize) -> Vec<Item> {
                 *age <= calls
             });
         }
-        if let Item::Send { var, microbatch, to, number } = *item {
-            open.push((0, Item::Sent { var, microbatch, to, number }));
+        if let Does::Send { var, microbatch, to, number } = item.does {
+            let does = Does::Sent { var, microbatch, to, number };
+            open.push((0, Item { when: item.when, does }));
         }
         out.push(item.clone());
     }

@@ -21,7 +21,7 @@ mod lists;
 mod stages;
 
 pub use behind::members;
-pub use cut::{Crossing, Holders, Pipelined, pipelined};
+pub use cut::{Crossing, Endless, Holders, Onward, Pipelined, pipelined};
 pub use draw::{Arg, Function, Var};
-pub use lists::Item;
+pub use lists::{Does, Item};
 pub use stages::Turns;

@@ -60,7 +60,7 @@ pub struct Program {
 }
 
 /// Version of the format written by this build.
-pub const VERSION: u32 = 13;
+pub const VERSION: u32 = 14;
 
 /// A file by the path under which the settings name it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -234,6 +234,9 @@ pub enum Role {
     Scaling,
     /// What sampling keeps from position to position.
     Cache,
+    /// What a step that is begun early leaves to its own run: values of microbatches, and sums of them.
+    InFlight,
+    Sum,
     Input,
 }
 
@@ -272,6 +275,15 @@ pub struct Routine {
     /// By coordinate along the pipeline: the routine that ranks there run when this one is asked for, with the same outputs. Empty: all run
     /// this one.
     pub variants: Vec<u32>,
+    /// Where its runs may begin the next step: the inputs of that, each with the one of this step that it becomes.
+    pub onward: Option<Vec<NextInput>>,
+}
+
+/// Numbers of inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NextInput {
+    pub next: u32,
+    pub of: u32,
 }
 
 impl Routine {

@@ -6,7 +6,7 @@
 use super::{Attention, AttentionGrad, BufferId, SourceId, Work};
 use crate::mesh::{Atom, CollectiveKind, Cut};
 use crate::types::rng::Dist;
-use crate::types::{DType, ReduceKind};
+use crate::types::{DType, ReduceKind, When};
 use serde::{Deserialize, Serialize};
 
 /// One step with where it comes from.
@@ -16,6 +16,8 @@ pub struct Step {
     pub source: SourceId,
     /// What it computes, for profiles: `softmax`, `dot`, ..
     pub label: String,
+    /// In which runs of the routine.
+    pub when: When,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -52,6 +54,8 @@ pub struct Call {
     pub args: Vec<Arg>,
     /// Its arena.
     pub workspace: BufferId,
+    /// It computes for the next step.
+    pub ahead: bool,
 }
 
 /// Between ranks that differ only in where they are along the pipeline.

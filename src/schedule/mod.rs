@@ -10,13 +10,14 @@
 //! - A stage is held by one rank, in DualPipe by two: each microbatch keeps to one copy of each stage, that whose rank
 //!   computes its `F`.
 //!
-//! Reading order: this file (tables), `kind.rs` (schedules by name), `family/` (generators), `auto/` (tables found from costs), `check.rs`, `costs.rs`, `machine.rs`,
+//! Reading order: this file (tables), `kind.rs` (schedules by name), `family/` (generators), `continued.rs` (steps without an end), `auto/` (tables found from costs), `check.rs`, `costs.rs`, `machine.rs`,
 //! `simulate.rs` (times and memory), `file.rs` (tables as text), `program/` (what ranks do and send),
 //! `certify.rs` (why they cannot wait for each other forever).
 
 mod auto;
 pub mod certify;
 pub mod check;
+mod continued;
 mod costs;
 mod family;
 pub mod file;
@@ -28,6 +29,7 @@ pub mod program;
 mod simulate;
 
 pub use auto::cap;
+pub use continued::Continued;
 pub use costs::{Costs, StageCost};
 pub use kind::{Schedule, WITH_ARGUMENT, WORDS, fits};
 pub use machine::Machine;

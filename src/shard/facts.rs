@@ -256,6 +256,7 @@ pub fn storage(g: &Graph, rules: &Rules) -> Storage {
                     _ => vec![Cut::new(); s.dims.len()],
                 }
             }
+            (StateKind::Latest, Some(p)) => out.params[p].between.clone(),
             (StateKind::Optimizer | StateKind::Average, Some(p)) => {
                 let param = &g.params[p];
                 let stored = &out.params[&param.path];

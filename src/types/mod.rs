@@ -5,9 +5,11 @@
 pub mod cpu;
 pub mod map;
 pub mod rng;
+mod when;
 mod words;
 
 pub use map::{MapOp, ReduceKind, ScanKind};
+pub use when::When;
 pub use words::{counted, grouped};
 
 /// The type of an element. There is no integer type but `I32` (it wraps).

@@ -1,7 +1,7 @@
 //! Replicas that train apart, late gradients and earlier parameters, compiled, beside the same on one device.
 
 use super::plans;
-use super::stages::compare;
+use super::stages::{self, compare};
 use partita::types::DType;
 
 fn gpt(optimizer: &str) -> String {
@@ -45,5 +45,29 @@ fn stages_of_replicas_train_as_on_one_device() {
     ] {
         let pipeline = format!("pipeline depth by pp {{ schedule = {schedule}, microbatches = 4 }}");
         compare(&gpt("adamw(lr = 1e-2)"), &format!("mesh pp = 2{mesh}\n{pipeline}\n{more}"), DType::F64, 13, 1e-9);
+    }
+}
+
+/// A pipeline that does not drain: runs begin the step after their own, or not, and go on with what the run before has begun.
+#[test]
+fn steps_that_go_over_into_each_other_train_as_on_one_device() {
+    for (ranks, microbatches, mesh, more) in [
+        (2, 2, "", ""),
+        (2, 4, "", ""),
+        (3, 4, "", "recompute full"),
+        (4, 4, "", ""),
+        (4, 8, "", ""),
+        (2, 4, ", dp = 2", DATA),
+        (3, 4, ", dp = 2", "shard batch by dp\nzero 1 by dp\n"),
+        (2, 4, ", dp = 2", "shard batch by dp\nzero 2 by dp\n"),
+        (4, 4, ", dp = 2", "shard batch by dp\nzero 3 by dp\n"),
+        (2, 4, ", tp = 2", "shard heads, mlp, vocab by tp"),
+    ] {
+        let pipeline = format!("pipeline depth by pp {{ schedule = 2bw, microbatches = {microbatches} }}");
+        let plan = format!("mesh pp = {ranks}{mesh}\n{pipeline}\n{more}");
+        let batch = gpt("adamw(lr = 1e-2)").replace("batch = 8", &format!("batch = {}", 2 * microbatches));
+        assert!(compare(&batch, &plan, DType::F64, 13, 1e-9), "{plan}");
+        let dropout = stages::gpt(4).replace("batch = 8", &format!("batch = {}", 2 * microbatches));
+        assert!(compare(&dropout, &plan, DType::F64, 13, 1e-9), "{plan}");
     }
 }

@@ -48,7 +48,7 @@ pub fn executor(program: &Arc<Program>, env: &Env, options: ExecOptions) -> Exec
 pub fn run(exec: &mut Executor, graph: &Graph, env: &Env) -> Result<Vec<Tensor>, RuntimeError> {
     // A huge number of any type; what is touched is found by looking.
     exec.paint(0xfe);
-    exec.run(0, RunArgs { seed: env.seed, step: env.step, position: env.position })?;
+    exec.run(0, RunArgs { seed: env.seed, step: env.step, position: env.position, ..RunArgs::default() })?;
     let planned = exec.program().routines[0].arena;
     assert_eq!((exec.high_water(0), exec.touched(0xfe)[0]), (planned, planned), "high-water marks against the plan");
     let program = exec.program().clone();

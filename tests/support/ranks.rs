@@ -123,11 +123,15 @@ pub fn measured_run(ranks: &mut Ranks, routine: usize, args: RunArgs, spoiled: b
     for rank in 0..ranks.ranks() {
         let (exec, stage) = (ranks.executor(rank), program.stage(rank));
         let own = &program.routines[program.variant(routine, stage)];
-        if spoils.is_none() {
+        // Other runs than these leave out some of the steps.
+        let all = own.onward.is_none() || !args.begun && args.ahead;
+        if spoils.is_none() && all {
             let touched = exec.touched(PAINT);
             assert_eq!(touched, [own.arena, own.host], "rank {rank}: touched by `{}`, against the plan", own.name);
         }
-        assert_eq!(exec.high_water(routine), own.arena, "rank {rank}: high-water mark of `{}`", own.name);
+        if all {
+            assert_eq!(exec.high_water(routine), own.arena, "rank {rank}: high-water mark of `{}`", own.name);
+        }
         assert_eq!(exec.persistent_bytes(), program.persistent_bytes(stage), "rank {rank}: what stays");
     }
     Ok(())
@@ -137,7 +141,7 @@ pub fn measured_run(ranks: &mut Ranks, routine: usize, args: RunArgs, spoiled: b
 pub fn both(graph: &Graph, envs: &[Env]) -> (Vec<Vec<Tensor>>, Vec<Vec<Tensor>>) {
     let wanted = interp::run_ranks(graph, envs).unwrap_or_else(|e| panic!("{e}"));
     let mut all = ranks(graph, 2);
-    let args = RunArgs { seed: envs[0].seed, step: envs[0].step, position: 0 };
+    let args = RunArgs { seed: envs[0].seed, step: envs[0].step, position: 0, ..RunArgs::default() };
     let mut run = |spoiled: bool| {
         feed(&all, envs);
         measured_run(&mut all, 0, args, spoiled).unwrap_or_else(|e| panic!("{e}"));

@@ -133,7 +133,7 @@ impl Spread {
         let mut all = support::ranks(&self.graph, 2);
         support::feed(&all, &self.envs);
         let Env { seed, step, .. } = self.envs[0];
-        let args = RunArgs { seed, step, position: 0 };
+        let args = RunArgs { seed, step, position: 0, ..RunArgs::default() };
         support::measured_run(&mut all, 0, args, seed % 2 == 1).unwrap_or_else(|e| panic!("{e}"));
         self.wholes(&support::results(&all, &self.graph))
     }

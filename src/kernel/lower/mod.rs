@@ -40,7 +40,7 @@ use super::{Index, Options};
 use crate::ir::*;
 use crate::program::{self, Action, Buffer, BufferId, Category, Place, Routine, Step};
 use crate::source::Span;
-use crate::types::DType;
+use crate::types::{DType, When};
 use group::Node;
 use indexmap::IndexMap;
 use std::cmp::Reverse;
@@ -373,7 +373,7 @@ impl Lowerer<'_, '_> {
     }
 
     fn step(&mut self, action: Action, op: OpId, label: String) -> Step {
-        Step { action, source: self.source(op), label }
+        Step { action, source: self.source(op), label, when: When::Always }
     }
 
     // ---- views

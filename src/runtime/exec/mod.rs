@@ -57,6 +57,10 @@ pub struct RunArgs {
     pub step: u64,
     /// Position of sampling.
     pub position: i32,
+    /// Whether the run before has begun this step.
+    pub begun: bool,
+    /// Whether to begin the next one.
+    pub ahead: bool,
 }
 
 pub struct Executor {

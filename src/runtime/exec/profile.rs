@@ -204,7 +204,7 @@ fn collect(
         let Some((runs, time)) = times.next().copied() else { break };
         total += time;
         let at = all.len();
-        let Step { action, source, label } = step;
+        let Step { action, source, label, .. } = step;
         let (label, kind, work) = (label.clone(), action.kind(), action.work(routine));
         all.push(Timing { label, kind, source: *source, runs, time, work });
         if let Action::Loop(l) = action {

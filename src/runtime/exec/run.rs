@@ -35,6 +35,9 @@ impl Executor {
         for step in steps {
             let own = *number;
             *number += 1;
+            if !step.when.holds(args.begun, args.ahead) {
+                continue;
+            }
             let start = self.watch.times.is_some().then(Instant::now);
             self.spoil_before(routine, own);
             self.watch_before(routine, step);
@@ -102,7 +105,14 @@ impl Executor {
             _ => frame,
         };
         let program = self.program.clone();
-        let done = self.steps(callee, &program.routines[callee].steps, args, &mut 0);
+        let own = RunArgs { step: args.step + u64::from(call.ahead), ..args };
+        if call.ahead {
+            self.memory.set_cells(own);
+        }
+        let done = self.steps(callee, &program.routines[callee].steps, own, &mut 0);
+        if call.ahead {
+            self.memory.set_cells(args);
+        }
         self.memory.frame = frame;
         done
     }

@@ -23,7 +23,7 @@ pub fn delayed(graph: &Graph, init: &Graph) -> Delayed {
     for o in &mut b.graph.outputs.clone() {
         let OutputKind::Param(p) = o.kind else { continue };
         let Param { path, dtype, dims, span, .. } = graph.params[p.index()].clone();
-        let state = State { path: model_path(&path), dtype, dims, kind: StateKind::Average, span };
+        let state = State { path: model_path(&path), dtype, dims, kind: StateKind::Latest, span };
         let first = init.outputs.iter().find(|o| o.kind == OutputKind::InitParam(p)).map(|o| o.value);
         // Both graphs have the same dims of parameters, each by its own numbers.
         let dims = init.params[p.index()].dims.clone();

@@ -6,7 +6,7 @@ use crate::program::{
     Action, Begun, Buffer, BufferId, Category, Code, Collective, Exchanged, Place, Role, Routine, Slot, Source,
     SourceId, Step,
 };
-use crate::types::{DType, ReduceKind};
+use crate::types::{DType, ReduceKind, When};
 use std::time::Instant;
 
 const N: usize = 8;
@@ -31,7 +31,7 @@ fn program(ranks: usize, actions: Vec<Action>) -> Arc<Program> {
         buffer(slice, DType::F32, 4),
         buffer(Place::Arena(128), DType::F32, 4),
     ];
-    let step = |action| Step { action, source: SourceId(1), label: "step".into() };
+    let step = |action| Step { action, source: SourceId(1), label: "step".into(), when: When::Always };
     let steps = actions.into_iter().map(step).collect();
     let routine = Routine { name: "test".into(), buffers, steps, arena: 192, ..Routine::default() };
     let input = Slot {
