@@ -7,7 +7,7 @@ mod run;
 use partita::diag::codes::CODES;
 use partita::diag::render;
 use partita::driver::{self, Request};
-use partita::schedule::{Costs, Schedule, WORDS, simulate};
+use partita::schedule::{Continued, Costs, Schedule, WORDS, simulate};
 use partita::source::Memory;
 use std::path::{Path, PathBuf};
 
@@ -252,7 +252,12 @@ fn figures_of_the_page_on_schedules_are_simulated() {
         for (p, m) in sizes {
             let costs = Costs::unit(s.stages(p, 0, None).expect("a schedule of its own"));
             let t = s.table(p, m, &costs, &|_| Err(String::new())).expect("a table");
-            let x = simulate(&t, &costs).expect("a table that can be run");
+            let mut x = simulate(&t, &costs).expect("a table that can be run");
+            if let (Schedule::TwoBw, Some(c)) = (&s, Continued::new(p, m)) {
+                // A step between others.
+                let [two, three] = [2, 3].map(|n| simulate(&c.steps(n), &costs).expect("a table that can be run"));
+                x.makespan = three.makespan - two.makespan;
+            }
             let peak = x.peak_activations.iter().max().copied().unwrap_or(0) as f64;
             // Stages of several a rank are smaller. A rank of DualPipe computes one of its two for each microbatch.
             let parts = s.chunks().unwrap_or(1) as f64;

@@ -19,7 +19,7 @@ use crate::schedule::certify::{Refusal, certify};
 use crate::schedule::check::check;
 use crate::schedule::file::{self, Written};
 use crate::schedule::program::{self, build};
-use crate::schedule::{Costs, Fault, Machine, Place, Problem, Schedule, StageCost, Table, fits, simulate};
+use crate::schedule::{Continued, Costs, Fault, Machine, Place, Problem, Schedule, Simulation, StageCost, Table, fits, simulate};
 use crate::source::{FileId, SourceMap, Span, World};
 use crate::syntax::ast::ItemKind;
 use std::ops::Range;
@@ -32,6 +32,8 @@ pub struct Shown {
     pub costs: Costs,
     /// Ranks of the plan at each place of the pipeline.
     copies: usize,
+    /// How steps go over into each other, if they do.
+    continued: Option<Continued>,
     /// What the ranks do and send.
     pub program: program::Program,
     pub findings: Findings,
@@ -64,6 +66,11 @@ pub fn shown(options: &Options, clock: &Clock, world: &dyn World) -> Outcome<Sho
             (Model::new(&graph, &plan, &p, machine.clone()).stages(&turns), "s", "activations of a turn")
         }
     };
+    let two = p.schedule == Schedule::TwoBw;
+    let continued = Continued::new(ranks, table.microbatches).filter(|_| two);
+    // A step with one before and one behind it.
+    let steps = if continued.is_some() { 3 } else { 1 };
+    let table = continued.as_ref().map_or(table, |c| c.steps(steps));
     let broken = |d: Diagnostic| with(d.at(p.schedule_span, "here"), &c.sources);
     let simulation = simulate(&table, &shown).map_err(|e| broken(Diagnostic::error("E0603", e.message(&table))))?;
     let program = build(&table, &by_turns(&turns), &vec![(0, 0); table.stages.saturating_sub(1)])
@@ -77,12 +84,14 @@ pub fn shown(options: &Options, clock: &Clock, world: &dyn World) -> Outcome<Sho
         turns,
         unit,
         held,
+        steps,
+        between: between(continued.as_ref(), steps, &simulation, &shown),
         table,
         simulation,
         certificate,
     };
     let copies = plan.ranks() as usize / ranks;
-    Ok(Shown { timeline, costs: shown, copies, program, findings: Findings { sources: c.sources, sink: c.sink } })
+    Ok(Shown { timeline, costs: shown, copies, continued, program, findings: Findings { sources: c.sources, sink: c.sink } })
 }
 
 impl Shown {
@@ -93,8 +102,25 @@ impl Shown {
             d.help("write one by `partita train FILE --plan NAME --trace FILE`, with the same plan, sizes and mesh")
         };
         let text = read(trace)?;
-        Measured::parse(&text).and_then(|m| m.beside(&self.timeline, &self.costs, self.copies)).map_err(bad)
+        let compared = Measured::parse(&text).and_then(|measured| match &self.continued {
+            None => measured.beside(&self.timeline, &self.costs, self.copies),
+            Some(c) => {
+                // All of them are one table.
+                let steps = (measured.microbatches() / c.microbatches).max(1);
+                let table = c.steps(steps);
+                let simulation = simulate(&table, &self.costs).map_err(|e| e.message(&table))?;
+                let timeline = Timeline { table, simulation, steps, ..self.timeline.clone() };
+                measured.counted_through(c.microbatches).beside(&timeline, &self.costs, self.copies)
+            }
+        });
+        compared.map_err(bad)
     }
+}
+
+/// The time that one more step takes.
+fn between(continued: Option<&Continued>, steps: usize, all: &Simulation, costs: &Costs) -> f64 {
+    let fewer = continued.and_then(|c| simulate(&c.steps(steps - 1), costs).ok());
+    all.makespan - fewer.map_or(0.0, |s| s.makespan)
 }
 
 /// The machine of a name, or of a file that `partita calibrate` has written; the usual one where none is given.

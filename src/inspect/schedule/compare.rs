@@ -81,6 +81,28 @@ impl Measured {
         Ok(Measured { tracks })
     }
 
+    /// How many microbatches a rank has had.
+    pub fn microbatches(&self) -> usize {
+        let forward = |t: &Track| t.runs.iter().filter(|r| r.action.op == Work::F).count();
+        self.tracks.first().map_or(0, forward)
+    }
+
+    /// The same with microbatches counted through all steps, which have `m` each.
+    pub fn counted_through(mut self, m: usize) -> Measured {
+        for t in &mut self.tracks {
+            let mut seen: HashMap<(usize, Work), usize> = HashMap::new();
+            for r in &mut t.runs {
+                let count = seen.entry((r.action.stage, r.action.op)).or_default();
+                // Another one than is expected stays what it is.
+                if r.action.microbatch % m == *count % m {
+                    r.action.microbatch = *count;
+                }
+                *count += 1;
+            }
+        }
+        self
+    }
+
     /// By rank of a table, the places of the actions that ran at all: where nothing is to be computed, nothing is called.
     fn places(&self, table: &Table) -> Vec<Vec<usize>> {
         let ran: HashSet<(usize, Work)> =
@@ -224,8 +246,12 @@ impl Comparison {
         out.push('\n');
         line(&mut out, &format!("modelled for {machine}"), m.makespan, m.bubble_fraction());
         line(&mut out, "simulated from what actions took", s.makespan, s.bubble_fraction());
-        let steps = if self.steps == 1 { "the only step".to_string() } else { format!("{} steps", self.steps) };
-        line(&mut out, &format!("measured, the median of {steps}"), self.makespan, self.bubble);
+        let measured = match (self.modelled.steps, self.steps) {
+            (1, 1) => "measured, the median of the only step".into(),
+            (1, n) => format!("measured, the median of {n} steps"),
+            (n, _) => format!("measured, {n} steps in a row"),
+        };
+        line(&mut out, &measured, self.makespan, self.bubble);
         let _ = writeln!(out, "measured / simulated {:.3}", self.makespan / s.makespan);
         out
     }

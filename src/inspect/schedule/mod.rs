@@ -25,6 +25,10 @@ pub struct Timeline {
     /// What times and memory are counted in.
     pub unit: &'static str,
     pub held: &'static str,
+    /// How many steps in a row it shows, and the time of one between others: more than one where steps go over into each other, with
+    /// microbatches counted through.
+    pub steps: usize,
+    pub between: f64,
     pub table: Table,
     pub simulation: Simulation,
     pub certificate: Certificate,
@@ -33,11 +37,18 @@ pub struct Timeline {
 impl Timeline {
     /// `1f1b over pp: 4 ranks, 4 stages, 8 microbatches`
     pub fn title(&self) -> String {
-        let (ranks, stages, m) = (self.table.ranks.len(), self.table.stages, self.table.microbatches);
+        let (ranks, stages, m) = (self.table.ranks.len(), self.table.stages, self.table.microbatches / self.steps);
         let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
         let all = [count(ranks, "rank"), count(stages, "stage"), count(m, "microbatch")];
         let plural = all[2].replace("microbatchs", "microbatches");
-        format!("{} over {}: {}, {}, {plural}", self.schedule, self.axis, all[0], all[1])
+        let row = if self.steps > 1 { format!(", {} steps in a row", self.steps) } else { String::new() };
+        format!("{} over {}: {}, {}, {plural}{row}", self.schedule, self.axis, all[0], all[1])
+    }
+
+    /// The idle share of a step between others.
+    pub fn bubble_between(&self) -> f64 {
+        let busy = self.simulation.busy.iter().sum::<f64>() / self.steps as f64;
+        1.0 - busy / (self.between * self.table.ranks.len() as f64)
     }
 
     /// As `partita schedule --json` prints it.
@@ -57,7 +68,7 @@ impl Timeline {
                 .collect();
             json!({"rank": rank, "actions": actions})
         };
-        json!({
+        let mut out = json!({
             "schedule": self.schedule,
             "ranks": (0..self.table.ranks.len()).map(rank).collect::<Vec<_>>(),
             "makespan": number(self.simulation.makespan),
@@ -67,7 +78,12 @@ impl Timeline {
             "turns": self.turns,
             "peak_activations": self.simulation.peak_activations,
             "certificate": self.certificate_json(),
-        })
+        });
+        if self.steps > 1 {
+            out["steps"] = self.steps.into();
+            out["step_between"] = json!({"makespan": number(self.between), "bubble_fraction": self.bubble_between()});
+        }
+        out
     }
 
     /// As `schedule = file(..)` reads it.

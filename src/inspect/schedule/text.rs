@@ -34,6 +34,10 @@ impl Timeline {
             self.unit,
             100.0 * s.bubble_fraction()
         );
+        if self.steps > 1 {
+            let (took, bubble) = (time(self.between), 100.0 * self.bubble_between());
+            let _ = writeln!(out, "a step between others takes {took} {}, bubble {bubble:.2} %", self.unit);
+        }
         let peaks = |all: &[usize]| {
             let same = all.windows(2).all(|w| w[0] == w[1]);
             if same && all.len() > 1 {
