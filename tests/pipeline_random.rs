@@ -7,7 +7,7 @@ mod graphs;
 pub use partita;
 
 use graphs::{KINDS, Rng, random_case};
-use partita::driver::emulate;
+use partita::driver::emulate::{self, Onward};
 use partita::interp::{Env, run};
 use partita::ir::{Dim, DimId, Graph, Phase, Scope, ScopeId, print, prune, verify};
 use partita::mesh::Mesh;
@@ -91,7 +91,7 @@ fn one(seed: u64) -> Result<(), String> {
     }
     let mut envs: Vec<Env> = (0..ranks).map(|rank| Env { rank, ..case.env.clone() }).collect();
     let atoms = graph.mesh.atoms_of(0);
-    let found = emulate::run(&p, &atoms, &mut envs).map_err(|e| told(e.to_string()))?;
+    let found = emulate::run(&p, &atoms, &mut envs, &mut Onward::default()).map_err(|e| told(e.to_string()))?;
     for (k, whole) in wanted.iter().enumerate() {
         for (rank, values) in found.iter().enumerate() {
             let near =

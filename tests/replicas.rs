@@ -334,6 +334,7 @@ fn ranks_of_replicas_compute_what_one_device_does() {
     let gpt =
         |optimizer: &str| plans::gpt("batch = 8, seq = 6, vocab = 10, embed = 8, heads = 2, depth = 2", optimizer);
     let clipped = gpt("adamw(lr = 1e-2)").replace("seed 1\n", "seed 1\n    clip 0.5\n");
+    let deep = clipped.replace("depth = 2", "depth = 4");
     let muon =
         gpt("muon(lr = 1e-2) on matrix\n    optimizer sgd(lr = 0.1) on rest").replace("optim.{", "optim.{muon, ");
     let pipeline = "pipeline depth by pp { schedule = 2bw, microbatches = 4 }";
@@ -356,6 +357,8 @@ fn ranks_of_replicas_compute_what_one_device_does() {
             "mesh far = 2, dp = 2\nshard batch by far, dp\nasync(staleness = 1) by far\nzero 1 by dp".to_string(),
         ),
         (&clipped, format!("mesh pp = 2\n{pipeline}")),
+        (&deep, format!("mesh pp = 4\n{pipeline}")),
+        (&deep, format!("mesh pp = 3, dp = 2\nshard batch by dp\n{pipeline}\nzero 3 by dp")),
         (&clipped, format!("mesh dp = 2, pp = 2\nshard batch by dp\n{pipeline}\nzero 1 by dp")),
     ] {
         let (world, options) = plans::planned(source, &plan);

@@ -14,6 +14,15 @@ use std::collections::HashMap;
 /// By rank of the whole mesh; of those along the pipeline only the one that computed it counts.
 type Everywhere = Vec<Tensor>;
 
+/// A run that goes over into the next one.
+#[derive(Default)]
+pub struct Onward {
+    /// By rank along the pipeline: what the run before has begun of this step; none where it has begun nothing.
+    begun: Option<Vec<HashMap<(Var, usize), Everywhere>>>,
+    /// Inputs of the next step, by rank of the mesh, if it is to be begun.
+    pub next: Option<Vec<Vec<Tensor>>>,
+}
+
 /// A step under way.
 struct Run<'a> {
     p: &'a Pipelined,
@@ -25,18 +34,23 @@ struct Run<'a> {
     vars: Vec<HashMap<(Var, usize), Everywhere>>,
     /// What was sent, by number.
     sent: HashMap<usize, Everywhere>,
+    /// Inputs of the next step.
+    next: Option<Vec<Vec<Tensor>>>,
 }
 
 /// Outputs of the step on all ranks of the mesh, in order; `envs` (of all of them) hold the new parameters and states then. A new parameter
-/// or state that a rank does not hold is given as that of one that does.
-pub fn run(p: &Pipelined, atoms: &[Atom], envs: &mut [Env]) -> Result<Vec<Vec<Tensor>>, Stopped> {
+/// or state that a rank does not hold is given as that of one that does. Where steps go over into each other, `onward` has what runs leave to
+/// each other.
+pub fn run(p: &Pipelined, atoms: &[Atom], envs: &mut [Env], onward: &mut Onward) -> Result<Vec<Vec<Tensor>>, Stopped> {
     let mesh = &p.graph.mesh;
-    let mut run = Run { p, mesh, atoms, envs, vars: vec![HashMap::new(); p.ranks.len()], sent: HashMap::new() };
+    let (begun, next) = (onward.begun.take(), onward.next.take());
+    let (goes_on, ahead) = (begun.is_some(), next.is_some());
+    let vars = begun.unwrap_or_else(|| vec![HashMap::new(); p.ranks.len()]);
+    let mut run = Run { p, mesh, atoms, envs, vars, sent: HashMap::new(), next };
     run.forget_others();
     let mut at = vec![0; p.ranks.len()];
-    // A run by itself: what steps that go over into each other do early is done in its own.
     let list = |l: &Vec<Item>| -> Vec<Does> {
-        l.iter().filter(|i| i.when.holds(false, false)).map(|i| i.does.clone()).collect()
+        l.iter().filter(|i| i.when.holds(goes_on, ahead)).map(|i| i.does.clone()).collect()
     };
     let lists: Vec<Vec<Does>> = p.ranks.iter().map(list).collect();
     loop {
@@ -51,6 +65,7 @@ pub fn run(p: &Pipelined, atoms: &[Atom], envs: &mut [Env]) -> Result<Vec<Vec<Te
             }
         }
         if lists.iter().zip(&at).all(|(l, a)| *a == l.len()) {
+            onward.begun = ahead.then(|| run.carried());
             return run.outputs();
         }
         if !moved {
@@ -92,7 +107,7 @@ impl Run<'_> {
         match *does {
             Does::Call { function, microbatch } => self.call(stage, &self.p.functions[function], microbatch)?,
             Does::Send { var, microbatch, number, .. } => {
-                let value = self.vars[stage].get(&key(var, microbatch)).cloned();
+                let value = self.vars[stage].get(&self.key(var, microbatch)).cloned();
                 let none = || Stopped { why: format!("{var:?} is sent before it is made"), needs: None };
                 self.sent.insert(number, value.ok_or_else(none)?);
             }
@@ -100,9 +115,16 @@ impl Run<'_> {
                 let Some(value) = self.sent.get(&number) else { return Ok(false) };
                 // Ranks along the pipeline change places.
                 let all = (0..self.envs.len()).map(|rank| value[self.twin(rank, from)].clone()).collect();
-                self.vars[stage].insert(key(var, microbatch), all);
+                let key = self.key(var, microbatch);
+                self.vars[stage].insert(key, all);
             }
-            Does::Sent { .. } | Does::Resume { .. } => {}
+            Does::Resume { var } => {
+                let [own, next] = [0, self.p.microbatches].map(|k| self.key(var, k));
+                let begun = self.vars[stage].remove(&next);
+                let none = || Stopped { why: format!("{var:?} was not begun"), needs: None };
+                self.vars[stage].insert(own, begun.ok_or_else(none)?);
+            }
+            Does::Sent { .. } => {}
         }
         Ok(true)
     }
@@ -114,11 +136,14 @@ impl Run<'_> {
         let mut envs = Vec::with_capacity(self.envs.len());
         for rank in 0..self.envs.len() {
             let mut env = Env { rank, ..self.envs[self.twin(rank, stage)].clone() };
+            if microbatch >= self.p.microbatches {
+                self.advance(&mut env, rank);
+            }
             let arguments = g.states.iter().filter(|s| s.kind == StateKind::Argument);
             for (arg, state) in f.args.iter().zip(arguments) {
-                let known = self.vars[stage].get(&key(arg.var, microbatch)).map(|all| all[rank].clone());
+                let known = self.vars[stage].get(&self.key(arg.var, microbatch)).map(|all| all[rank].clone());
                 env.states.push(match arg.var {
-                    Var::Microbatch => Tensor::scalar(DType::I32, microbatch as f64),
+                    Var::Microbatch => Tensor::scalar(DType::I32, (microbatch % self.p.microbatches) as f64),
                     _ => known.unwrap_or_else(|| zeros(state.dtype, &state.dims)),
                 });
             }
@@ -129,7 +154,7 @@ impl Run<'_> {
             let own = self.p.graph.states.len();
             match o.kind {
                 OutputKind::State(s) if s.index() >= own => {
-                    let var = key(f.args[s.index() - own].var, microbatch);
+                    let var = self.key(f.args[s.index() - own].var, microbatch);
                     self.vars[stage].insert(var, made.iter().map(|values| values[k].clone()).collect());
                 }
                 OutputKind::Param(p) => self.each_of(stage, |env, rank| env.params[p.index()] = made[rank][k].clone()),
@@ -138,6 +163,37 @@ impl Run<'_> {
             }
         }
         Ok(())
+    }
+
+    /// What the next step reads.
+    fn advance(&self, env: &mut Env, rank: usize) {
+        let latest = self.p.onward.iter().flat_map(|o| o.latest.iter().enumerate());
+        for (p, state) in latest.filter_map(|(p, s)| Some((p, (*s)?))) {
+            env.params[p] = env.states[state.index()].clone();
+        }
+        env.step += 1;
+        if let Some(next) = &self.next {
+            env.inputs = next[rank].clone();
+        }
+    }
+
+    /// What was begun of the next step, by its own microbatches.
+    fn carried(&mut self) -> Vec<HashMap<(Var, usize), Everywhere>> {
+        let m = self.p.microbatches;
+        let of = |vars: &mut HashMap<(Var, usize), Everywhere>| {
+            let next = vars.iter().filter_map(|((var, at), value)| match var {
+                Var::Each(_) => Some(((*var, at.checked_sub(m)?), value.clone())),
+                _ => (*at == 1).then(|| ((*var, 1), value.clone())),
+            });
+            next.collect()
+        };
+        self.vars.iter_mut().map(of).collect()
+    }
+
+    /// What there is for each microbatch has its number; of the rest there is one for this step, and one for the next.
+    fn key(&self, var: Var, microbatch: usize) -> (Var, usize) {
+        let next = usize::from(microbatch >= self.p.microbatches);
+        (var, if matches!(var, Var::Each(_)) { microbatch } else { next })
     }
 
     fn each_of(&mut self, stage: usize, mut set: impl FnMut(&mut Env, usize)) {
@@ -161,7 +217,7 @@ impl Run<'_> {
                 _ => {
                     let stage = self.stage(rank);
                     let var = self.p.outputs.iter().find(|(n, _)| *n == k).map(|(_, vars)| vars[stage]);
-                    let value = var.and_then(|v| self.vars[stage].get(&key(v, 0))).map(|all| all[rank].clone());
+                    let value = var.and_then(|v| self.vars[stage].get(&self.key(v, 0))).map(|all| all[rank].clone());
                     value
                         .ok_or_else(|| Stopped { why: format!("`{}` is not there in the end", o.name), needs: None })?
                 }
@@ -169,9 +225,4 @@ impl Run<'_> {
         };
         (0..self.envs.len()).map(|r| (0..self.p.graph.outputs.len()).map(|k| one(r, k)).collect()).collect()
     }
-}
-
-/// What there is for each microbatch has its number, else 0.
-fn key(var: Var, microbatch: usize) -> (Var, usize) {
-    (var, if matches!(var, Var::Each(_)) { microbatch } else { 0 })
 }

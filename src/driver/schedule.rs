@@ -19,7 +19,9 @@ use crate::schedule::certify::{Refusal, certify};
 use crate::schedule::check::check;
 use crate::schedule::file::{self, Written};
 use crate::schedule::program::{self, build};
-use crate::schedule::{Continued, Costs, Fault, Machine, Place, Problem, Schedule, Simulation, StageCost, Table, fits, simulate};
+use crate::schedule::{
+    Continued, Costs, Fault, Machine, Place, Problem, Schedule, Simulation, StageCost, Table, fits, simulate,
+};
 use crate::source::{FileId, SourceMap, Span, World};
 use crate::syntax::ast::ItemKind;
 use std::ops::Range;
@@ -91,7 +93,14 @@ pub fn shown(options: &Options, clock: &Clock, world: &dyn World) -> Outcome<Sho
         certificate,
     };
     let copies = plan.ranks() as usize / ranks;
-    Ok(Shown { timeline, costs: shown, copies, continued, program, findings: Findings { sources: c.sources, sink: c.sink } })
+    Ok(Shown {
+        timeline,
+        costs: shown,
+        copies,
+        continued,
+        program,
+        findings: Findings { sources: c.sources, sink: c.sink },
+    })
 }
 
 impl Shown {

@@ -4,7 +4,7 @@
 //! parameter and state after each step (which hold every gradient's effect). A program that is cut into stages is run both before and
 //! after that.
 
-use super::emulate;
+use super::emulate::{self, Onward};
 use super::findings::Outcome;
 use super::noise::{Noise, Of, due};
 use super::options::Options;
@@ -126,15 +126,19 @@ pub fn compare(g: &Graphs, p: &Programs, staged: Option<&Staged>, steps: u64) ->
         return Ok(report);
     }
     let start = one.clone();
-    let mut cut = staged.map(|s| (s, many.clone()));
+    let mut cut = staged.map(|s| (s, many.clone(), Onward::default()));
     let mut noise: Option<Noise> = None;
     for step in 0..steps {
         one.step = step;
-        one.inputs = (0..g.train.inputs.len()).map(|i| data(&g.train, i, seed, step)).collect();
+        let fed =
+            |step: u64| -> Vec<Tensor> { (0..g.train.inputs.len()).map(|i| data(&g.train, i, seed, step)).collect() };
+        let parts = |whole: &[Tensor], rank: usize| -> Vec<Tensor> {
+            let inputs = p.train.graph.inputs.iter().zip(whole);
+            inputs.map(|(i, whole)| part(&p.train.graph, &i.dims, whole, rank)).collect()
+        };
+        one.inputs = fed(step);
         for (rank, env) in many.iter_mut().enumerate() {
-            env.step = step;
-            let inputs = p.train.graph.inputs.iter().zip(&one.inputs);
-            env.inputs = inputs.map(|(i, whole)| part(&p.train.graph, &i.dims, whole, rank)).collect();
+            (env.step, env.inputs) = (step, parts(&one.inputs, rank));
         }
         let own = interp::run(&g.train, &one)?;
         let theirs = interp::run_ranks(&p.train.graph, &many)?;
@@ -144,11 +148,15 @@ pub fn compare(g: &Graphs, p: &Programs, staged: Option<&Staged>, steps: u64) ->
         if check(&mut report, step + 1, &p.train.graph, &g.train.outputs, &own, &theirs, &mut allowed)? {
             return Ok(report);
         }
-        if let Some((s, envs)) = &mut cut {
+        if let Some((s, envs, onward)) = &mut cut {
             for (env, whole) in envs.iter_mut().zip(&many) {
                 (env.step, env.inputs) = (step, whole.inputs.clone());
             }
-            let theirs = emulate::run(&s.train, &s.atoms, envs)?;
+            if s.train.onward.is_some() && step + 1 < steps {
+                let next = fed(step + 1);
+                onward.next = Some((0..ranks).map(|rank| parts(&next, rank)).collect());
+            }
+            let theirs = emulate::run(&s.train, &s.atoms, envs, onward)?;
             if check(&mut report, step + 1, &s.train.graph, &g.train.outputs, &own, &theirs, &mut allowed)? {
                 report.in_stages = true;
                 return Ok(report);
@@ -169,7 +177,7 @@ pub fn compare(g: &Graphs, p: &Programs, staged: Option<&Staged>, steps: u64) ->
             return Ok(report);
         }
         settle(outer, &g.train, &mut one, &own);
-        let cut = cut.iter_mut().flat_map(|(_, envs)| envs.iter_mut().zip(&theirs));
+        let cut = cut.iter_mut().flat_map(|(_, envs, _)| envs.iter_mut().zip(&theirs));
         for (env, values) in many.iter_mut().zip(&theirs).chain(cut) {
             settle(spread, &p.train.graph, env, values);
         }
