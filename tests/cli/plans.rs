@@ -226,6 +226,38 @@ fn parameters_are_gathered_as_often_as_is_said() {
     assert!(once > 4 && kept == 2 * once && again > kept, "{once} {kept} {again}");
 }
 
+/// All steps of a run that go over into each other, beside the same in the schedule.
+#[test]
+fn a_run_without_a_bubble_between_steps_is_compared_as_a_whole() {
+    let folder = tiny();
+    let at = folder.path();
+    let (before, rest) = DEEP.split_once("schedule = ").expect("a schedule");
+    let (_, after) = rest.split_once(',').expect("and how many microbatches");
+    write(at, "deep.pta", format!("{before}schedule = 2bw,{after}"));
+    succeeds(at, &["train", "deep.pta", "--plan", "stages", "--no-save", "--trace", "run.json"]);
+    let compare = ["schedule", "deep.pta", "--plan", "stages", "--compare", "run.json"];
+    let text = succeeds(at, &compare);
+    assert!(text.contains("4 steps in a row") && text.contains("measured / simulated"), "{text}");
+    let json = succeeds(at, &[&compare[..], &["--json"]].concat());
+    let json: serde_json::Value = serde_json::from_str(&json).expect("an object");
+    for rank in json["ranks"].as_array().expect("ranks") {
+        let actions = rank["actions"].as_array().expect("actions");
+        let of = |op: &str| -> Vec<u64> {
+            let all = actions.iter().filter(|a| a["op"] == op && a["measured"]["start"].is_number());
+            all.filter_map(|a| a["microbatch"].as_u64()).collect()
+        };
+        assert_eq!([of("F"), of("B")], [(0..8).collect::<Vec<_>>(), (0..8).collect()], "{rank}");
+    }
+    // An action that is missing, in the midst.
+    let mut trace: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(at.join("run.json")).expect("a trace")).expect("an object");
+    let events = trace["traceEvents"].as_array_mut().expect("events");
+    let gone = events.iter().position(|e| e["ph"] == "X" && e["name"] == "B1.1").expect("an action");
+    events.remove(gone);
+    write(at, "run.json", trace.to_string());
+    assert!(fails(at, &compare, 1, "E0902").contains("is no trace of this schedule"));
+}
+
 /// A run in stages beside its schedule.
 #[test]
 fn a_schedule_is_compared_with_a_run_of_it() {
