@@ -55,7 +55,8 @@ impl<'a> Elab<'a> {
                     l.value = o.value;
                 }
                 let known = self.init.graph.dims.len();
-                self.init.graph.dims.extend(self.b.graph.dims[known..].iter().cloned());
+                let more = self.b.graph.dims.iter().skip(known).cloned();
+                more.for_each(|d| self.init.graph.dims.push(d));
             }
             Err(d) if d.primary.is_some() => self.error(d.and(span, "slices are asked for here")),
             Err(d) => self.error(d.at(span, "slices are asked for here")),

@@ -150,7 +150,7 @@ pub struct Block {
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Graph {
-    pub dims: Vec<Dim>,
+    pub dims: Table<Dim>,
     pub values: Vec<Value>,
     pub ops: Vec<Operation>,
     pub blocks: Vec<Block>,

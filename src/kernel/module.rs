@@ -22,6 +22,8 @@ pub struct Module<'s> {
     launches: HashMap<Vec<u8>, Launching>,
     /// Numbers of parameters and states by path.
     paths: [HashMap<String, u32>; 2],
+    /// Tables whose slots were found last.
+    found: (ir::Table<ir::Param>, ir::Table<ir::State>, Slots),
     sources: IndexMap<Source, SourceId>,
     places: HashMap<Option<Span>, (String, u32, u32)>,
     constants: HashMap<Vec<u8>, usize>,
@@ -36,6 +38,7 @@ impl<'s> Module<'s> {
             known: HashMap::new(),
             launches: HashMap::new(),
             paths: Default::default(),
+            found: Default::default(),
             sources: IndexMap::new(),
             places: HashMap::new(),
             constants: HashMap::new(),
@@ -143,9 +146,12 @@ impl<'s> Module<'s> {
     pub(super) fn slots(&mut self, graph: &Graph) -> Slots {
         let mut out = Slots::default();
         // Most are known: functions of a step have the tables of all of it.
-        for p in &graph.params {
-            let at = match self.paths[0].get(&p.path) {
-                Some(known) => *known,
+        let (params, states, found) = std::mem::take(&mut self.found);
+        for (k, p) in graph.params.iter().enumerate() {
+            let same = params.shares(&graph.params, k);
+            let known = if same { Some(found.params[k]) } else { self.paths[0].get(&p.path).copied() };
+            let at = match known {
+                Some(known) => known,
                 None => {
                     let slot = self.slot(graph, &p.path, p.dtype, &p.dims, Role::Param, p.span);
                     self.program.params.push(slot);
@@ -157,10 +163,15 @@ impl<'s> Module<'s> {
             out.params.push(at);
         }
         let mut arguments = 0..;
-        for s in &graph.states {
-            let place = match (role_of(s.kind), self.paths[1].get(&s.path)) {
+        for (k, s) in graph.states.iter().enumerate() {
+            let same = states.shares(&graph.states, k);
+            let known = match same {
+                true => Some(found.states[k]),
+                false => self.paths[1].get(&s.path).map(|n| Place::State(*n)),
+            };
+            let place = match (role_of(s.kind), known) {
                 (None, _) => Place::Argument(arguments.next().expect("without end")),
-                (Some(_), Some(known)) => Place::State(*known),
+                (Some(_), Some(known)) => known,
                 (Some(role), None) => {
                     let slot = self.slot(graph, &s.path, s.dtype, &s.dims, role, s.span);
                     self.program.states.push(slot);
@@ -181,6 +192,7 @@ impl<'s> Module<'s> {
             });
             out.inputs.push(at as u32);
         }
+        self.found = (graph.params.clone(), graph.states.clone(), out.clone());
         out
     }
 
@@ -209,7 +221,7 @@ impl<'s> Module<'s> {
 }
 
 /// Where the parameters, states and inputs of a graph are; states that are arguments by their order.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Slots {
     pub params: Vec<u32>,
     pub states: Vec<Place>,

@@ -18,46 +18,100 @@ pub fn assign(wanted: &[Wanted]) -> (Vec<usize>, usize) {
         (std::cmp::Reverse(w.bytes), std::cmp::Reverse(length(w)), w.life.first, w.id)
     });
     let mut places = vec![0; wanted.len()];
-    // Placed so far, by offset. Lifetimes lie on their own: most that are looked at are not met.
-    let mut placed = Placed::default();
+    let mut placed = Placed::new(wanted.iter().map(|w| w.life.last).max().unwrap_or(0));
     let mut end = 0;
     for i in order {
         let w = &wanted[i];
         let at = placed.tightest_gap(w);
         places[i] = at;
-        let slot = placed.spans.partition_point(|(start, _)| *start <= at);
-        placed.spans.insert(slot, (at, at + w.bytes));
-        placed.lives.insert(slot, w.life);
+        placed.insert(at, w);
         end = end.max(at + w.bytes);
     }
     (places, end.next_multiple_of(ALIGN))
 }
 
-#[derive(Default)]
+/// What is placed so far: all of it, and what lives in each span of time. Most buffers live so briefly that they meet only what is in one
+/// or two spans.
 struct Placed {
-    /// Where each begins and ends.
-    spans: Vec<(usize, usize)>,
+    all: Row,
+    spans: Vec<Row>,
+    /// Steps of a span.
+    length: usize,
+}
+
+/// Spans of time.
+const SPANS: usize = 64;
+
+impl Placed {
+    fn new(last: usize) -> Placed {
+        let length = last / SPANS + 1;
+        let spans = (0..=last / length).map(|_| Row::default()).collect();
+        Placed { all: Row::default(), spans, length }
+    }
+
+    fn insert(&mut self, at: usize, w: &Wanted) {
+        let spans = w.life.first / self.length..=w.life.last / self.length;
+        self.spans[spans].iter_mut().for_each(|row| row.insert(at, w));
+        self.all.insert(at, w);
+    }
+
+    fn tightest_gap(&self, w: &Wanted) -> usize {
+        let mut gap = Gap { bytes: w.bytes, best: None, free: 0 };
+        match &self.spans[w.life.first / self.length..=w.life.last / self.length] {
+            [row] => row.met(w.life).for_each(|used| gap.next(used)),
+            // What is in both is seen twice, which changes nothing.
+            [a, b] => {
+                let (mut a, mut b) = (a.met(w.life).peekable(), b.met(w.life).peekable());
+                while let Some(used) = match (a.peek(), b.peek()) {
+                    (Some(x), Some(y)) if y < x => b.next(),
+                    (Some(_), _) => a.next(),
+                    (None, _) => b.next(),
+                } {
+                    gap.next(used);
+                }
+            }
+            _ => self.all.met(w.life).for_each(|used| gap.next(used)),
+        }
+        gap.best.map_or(gap.free, |(_, at)| at)
+    }
+}
+
+/// By offset: where each begins and ends, and when it lives. Lifetimes lie on their own: most that are looked at are not met.
+#[derive(Default)]
+struct Row {
+    places: Vec<(usize, usize)>,
     lives: Vec<Lifetime>,
 }
 
-impl Placed {
-    fn tightest_gap(&self, w: &Wanted) -> usize {
-        let mut best: Option<(usize, usize)> = None;
-        let mut free = 0;
-        for (k, life) in self.lives.iter().enumerate() {
-            if !life.meets(w.life) {
-                continue;
+impl Row {
+    fn insert(&mut self, at: usize, w: &Wanted) {
+        let slot = self.places.partition_point(|(start, _)| *start <= at);
+        self.places.insert(slot, (at, at + w.bytes));
+        self.lives.insert(slot, w.life);
+    }
+
+    fn met(&self, life: Lifetime) -> impl Iterator<Item = (usize, usize)> {
+        let met = self.lives.iter().enumerate().filter(move |(_, l)| l.meets(life));
+        met.map(|(k, _)| self.places[k])
+    }
+}
+
+/// The smallest gap of enough bytes between places that come in the order of their beginnings.
+struct Gap {
+    bytes: usize,
+    best: Option<(usize, usize)>,
+    free: usize,
+}
+
+impl Gap {
+    fn next(&mut self, (start, stop): (usize, usize)) {
+        if start >= self.free + self.bytes {
+            let gap = start - self.free;
+            if self.best.is_none_or(|(size, _)| gap < size) {
+                self.best = Some((gap, self.free));
             }
-            let (start, stop) = self.spans[k];
-            if start >= free + w.bytes {
-                let gap = start - free;
-                if best.is_none_or(|(size, _)| gap < size) {
-                    best = Some((gap, free));
-                }
-            }
-            free = free.max(stop.next_multiple_of(ALIGN));
         }
-        best.map_or(free, |(_, at)| at)
+        self.free = self.free.max(stop.next_multiple_of(ALIGN));
     }
 }
 

@@ -12,7 +12,8 @@ struct After<'a, 'b> {
     c: &'a Cutter<'b>,
     b: &'a Behind,
     rank: usize,
-    kept: &'a [ValueId],
+    /// By value of the step: whether it is kept for the functions of stages.
+    kept: Vec<bool>,
     /// By function: the operations behind the microbatches that are its own, in order.
     own: Vec<Vec<OpId>>,
     /// Outputs that are new parameters and states, each with the function that writes it; and the others.
@@ -25,7 +26,9 @@ impl Cutter<'_> {
     pub fn after(&self, rank: usize, b: &Behind, kept: &[ValueId]) -> Vec<Function> {
         let all = b.outputs[rank].iter().map(|k| &self.g().outputs[*k]);
         let (slots, leaving): (Vec<&Output>, Vec<&Output>) = all.partition(|o| is_slot(o));
-        let mut a = After { c: self, b, rank, kept, own: Vec::new(), slots: Vec::new(), leaving };
+        let mut is_kept = vec![false; self.g().values.len()];
+        kept.iter().for_each(|v| is_kept[v.index()] = true);
+        let mut a = After { c: self, b, rank, kept: is_kept, own: Vec::new(), slots: Vec::new(), leaving };
         a.slots = slots.into_iter().map(|o| (o, a.level(o.value))).collect();
         let made = b.computes[rank].iter().map(|id| a.level_of(*id));
         let left = a.leaving.iter().map(|o| a.level(o.value));
@@ -56,7 +59,7 @@ impl After<'_, '_> {
     /// What the rank can compute of what is always there is made where it is needed.
     fn repeats(&self, id: OpId) -> bool {
         let results = &self.c.g().op(id).results;
-        let is_kept = results.iter().any(|r| self.kept.contains(r));
+        let is_kept = results.iter().any(|r| self.kept[r.index()]);
         let is_here = results.iter().all(|r| self.b.home[r.index()] & bit(self.rank) != 0);
         let stands = self.b.position[id.index()] != u32::MAX;
         stands

@@ -341,6 +341,8 @@ pub struct State<'a> {
     pub varies: Vec<bool>,
     /// By class of operation and atom: what was decided, to be told.
     pub choices: std::collections::HashMap<(u32, Atom), super::explain::Choice>,
+    /// How often each block runs.
+    pub trips: Vec<f64>,
     /// What is partial, by atom, to be told.
     pub regions: Vec<super::explain::Reduced>,
 }
@@ -402,6 +404,7 @@ impl<'a> State<'a> {
             scattered: Vec::new(),
             varies: vec![false; count],
             choices: Default::default(),
+            trips: super::reduce::trips(g),
             regions: Vec::new(),
         };
         state.close_outputs();

@@ -113,22 +113,28 @@ impl Found {
             args.chain(&block.results).filter(|a| **a == v).count()
         };
         let made = |v: ValueId| match g.value(v).def {
-            Def::Op(id, _) if g.op(id).block == body && uses(v) == 1 => Some(id),
+            Def::Op(id, _) if g.op(id).block == body => Some(id),
             _ => None,
         };
-        // Most carries are not gathered, which is seen at once.
-        let Some(Operation { op: Op::Collective(out), .. }) = g.def_op(next) else { return None };
+        // Most carries are not gathered, which is seen at once; uses are counted last.
         let gather = made(next)?;
+        let Op::Collective(out) = &g.op(gather).op else { return None };
         let change = made(g.op(gather).args[0])?;
         let Op::Map(_) = g.op(change).op else { return None };
         let is_slice = |id: &OpId| matches!(&g.op(*id).op, Op::Collective(c) if c.kind == CollectiveKind::Slice);
-        let own = |id: &OpId| g.op(*id).args == [carry] && is_slice(id);
+        let own = |id: &OpId| is_slice(id) && g.op(*id).args == [carry];
         let slice = g.op(change).args.iter().filter_map(|a| made(*a)).find(own)?;
         let Op::Collective(inwards) = &g.op(slice).op else { return None };
         let back: Vec<(DimId, DimId)> = inwards.dims.iter().map(|(whole, part)| (*part, *whole)).collect();
         let gathers = out.kind == CollectiveKind::AllGather && out.reduce.is_none() && inwards.reduce.is_none();
         let types = g.value(carry).dtype == g.value(next).dtype;
-        (gathers && types && out.dims == back && uses(carry) == 1).then_some(Found { slice, change, gather })
+        let fits = gathers && types && out.dims == back;
+        let once = |v: &ValueId| uses(*v) == 1;
+        (fits && [carry, g.op(slice).results[0], g.op(change).results[0], next].iter().all(once)).then_some(Found {
+            slice,
+            change,
+            gather,
+        })
     }
 
     fn hoist(self, g: &mut Graph, id: OpId, body: BlockId, k: usize) {

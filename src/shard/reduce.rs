@@ -300,7 +300,7 @@ fn doubled(s: &State<'_>, class: usize, atom: Atom) -> f64 {
     let others = held.cuts.iter().flatten().filter(|e| e.atom != atom);
     let whole = s.g.bytes(v) as f64 / others.map(|e| s.mesh.size(e.atom) as f64).product::<f64>();
     let scattered = held.cuts.iter().flatten().any(|e| e.atom == atom);
-    (if scattered { whole } else { 2.0 * whole }) * trips(s.g, s.g.value(v).block)
+    (if scattered { whole } else { 2.0 * whole }) * s.trips[s.g.value(v).block.index()]
 }
 
 /// What it costs to reduce a class of values over an atom.
@@ -311,16 +311,19 @@ fn price(s: &State<'_>, class: usize, atom: Atom) -> u64 {
     bytes as u64 * 64 + if joint { 1 } else { 2 }
 }
 
-/// How often a block runs.
-fn trips(g: &Graph, block: BlockId) -> f64 {
-    if block == ENTRY {
-        return 1.0;
+/// How often each block runs.
+pub fn trips(g: &Graph) -> Vec<f64> {
+    let mut trips = vec![1.0; g.blocks.len()];
+    let mut open = vec![ENTRY];
+    while let Some(block) = open.pop() {
+        for id in &g.block(block).ops {
+            if let Op::Loop { body, dim, .. } = g.op(*id).op {
+                trips[body.index()] = trips[block.index()] * g.size(dim) as f64;
+                open.push(body);
+            }
+        }
     }
-    let outer = g.ops.iter().find_map(|o| match o.op {
-        Op::Loop { body, dim, .. } if body == block => Some((o.block, g.size(dim))),
-        _ => None,
-    });
-    outer.map_or(1.0, |(outer, n)| n as f64 * trips(g, outer))
+    trips
 }
 
 /// A flow network.

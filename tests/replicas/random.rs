@@ -97,7 +97,7 @@ fn one(seed: u64) -> Result<Option<()>, String> {
         whole.params[i] = Tensor { data, shape, ..whole.params[i].clone() };
     }
     // States that are made for the model are not read.
-    for s in &made.states[graph.states.len()..] {
+    for s in made.states.iter().skip(graph.states.len()) {
         let shape = s.dims.iter().map(|d| made.size(*d)).collect();
         whole.states.push(Tensor::filled(s.dtype, shape, 0.0));
     }
