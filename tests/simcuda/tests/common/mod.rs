@@ -9,6 +9,7 @@ use simcuda::exec::decode::decode;
 use simcuda::exec::launch::{Launch, run};
 use simcuda::ptx::link::{Globals, initial, link};
 use simcuda::ptx::parse::parse;
+use simcuda::ptx::tree::{Space, Variable};
 use std::sync::Arc;
 
 /// A device of a test's own.
@@ -64,10 +65,11 @@ impl Gpu {
     ) -> Result<Counters, Fault> {
         let module = parse(text).unwrap_or_else(|e| panic!("{e}"));
         let mut globals = Globals::new();
-        for v in module.variables.iter().filter(|v| v.count.is_some()) {
+        let placed = |v: &&Variable| v.space != Space::Shared && v.count.is_some();
+        for v in module.variables.iter().filter(placed) {
             globals.insert(v.name.clone(), self.room(v.bytes().max(1)));
         }
-        for v in module.variables.iter().filter(|v| v.count.is_some()) {
+        for v in module.variables.iter().filter(placed) {
             self.memory.copy_in(globals[&v.name], &initial(v, &globals).expect("a value")).expect("it was allocated");
         }
         let linked = link(&module, name, &globals).unwrap_or_else(|e| panic!("{e}"));
