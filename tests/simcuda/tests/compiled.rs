@@ -6,6 +6,7 @@ use common::{Arg, Gpu, bf16s, difference, floats, of_bf16};
 
 const BASIC: &str = include_str!("../kernels/basic.ptx");
 const PRODUCTS: &str = include_str!("../kernels/products.ptx");
+const ATTENTION: &str = include_str!("../kernels/attention.ptx");
 
 #[test]
 fn pointwise_kernels_move_each_byte_once() {
@@ -13,8 +14,13 @@ fn pointwise_kernels_move_each_byte_once() {
     let (rows, cols) = (33, 64);
     let (x, bias) = (floats(1, rows * cols), floats(2, cols));
     let (px, pb, out) = (gpu.put(&x), gpu.put(&bias), gpu.room(rows * cols * 4));
-    let args =
-        [Arg::Pointer(px), Arg::Pointer(pb), Arg::Pointer(out), Arg::U32((rows * cols / 4) as u32), Arg::U32(cols as u32)];
+    let args = [
+        Arg::Pointer(px),
+        Arg::Pointer(pb),
+        Arg::Pointer(out),
+        Arg::U32((rows * cols / 4) as u32),
+        Arg::U32(cols as u32),
+    ];
     let counters = gpu.launch(BASIC, "gelu_bias", [2, 1, 1], [96, 1, 1], 0, &args).expect("no fault");
     let want: Vec<f64> = x
         .iter()
@@ -26,7 +32,10 @@ fn pointwise_kernels_move_each_byte_once() {
         .collect();
     assert!(difference(&gpu.get(out, rows * cols), &want) < 1e-6);
     assert_eq!(counters.unique_read_bytes, (rows * cols * 4 + cols * 4) as u64);
-    assert_eq!((counters.unique_written_bytes, counters.written_bytes), ((rows * cols * 4) as u64, (rows * cols * 4) as u64));
+    assert_eq!(
+        (counters.unique_written_bytes, counters.written_bytes),
+        ((rows * cols * 4) as u64, (rows * cols * 4) as u64)
+    );
     assert_eq!(counters.launches, 1);
 }
 
@@ -120,8 +129,7 @@ fn calls_local_memory_tables_and_the_library_of_functions() {
                 4 => continue,
                 5 => {
                     let i = i as i32;
-                    ((f64::from(v) * 1e6) as f32 as i64 / 7) as f64 * 0.0
-                        + got[i as usize]
+                    ((f64::from(v) * 1e6) as f32 as i64 / 7) as f64 * 0.0 + got[i as usize]
                 }
                 6 => 1.0,
                 _ if (v > 0.0 && i % 3 == 0) || (v < -0.5 && i & 1 == 1) => d % 0.3,
@@ -174,8 +182,37 @@ fn tensor_core_products_with_a_pipeline_of_copies() {
     let mut args = vec![Arg::Pointer(pa), Arg::Pointer(pb), Arg::Pointer(pc)];
     args.extend(dims(m, n, k));
     let counters = gpu.launch(PRODUCTS, "mma_bf16", [1, 2, 1], [128, 1, 1], 0, &args).expect("no fault");
-    let (a, b): (Vec<f32>, Vec<f32>) = (a.iter().map(|x| of_bf16(*x)).collect(), b.iter().map(|x| of_bf16(*x)).collect());
+    let (a, b): (Vec<f32>, Vec<f32>) =
+        (a.iter().map(|x| of_bf16(*x)).collect(), b.iter().map(|x| of_bf16(*x)).collect());
     assert!(difference(&gpu.get(pc, m * n), &product(&a, &b, m, n, k)) < 1e-6);
     // Rows are padded so that `ldmatrix` has no conflicts.
     assert!(counters.shared_cycles as f64 <= 1.3 * counters.shared_accesses as f64, "{counters:?}");
+}
+
+#[test]
+fn flash_attention_on_tensor_cores() {
+    let gpu = Gpu::new();
+    let (heads, tokens) = (2usize, 128usize);
+    let n = heads * tokens * 64;
+    let [q, k, v] = [21, 22, 23].map(|s| bf16s(s, n));
+    let (pq, pk, pv, out) = (gpu.put(&q), gpu.put(&k), gpu.put(&v), gpu.room(n * 4));
+    let args = [pq, pk, pv, out].map(Arg::Pointer).into_iter().chain([Arg::U32(tokens as u32)]).collect::<Vec<Arg>>();
+    let counters = gpu.launch(ATTENTION, "flash", [2, 2, 1], [128, 1, 1], 3 * 64 * 72 * 2, &args).expect("no fault");
+    let value = |x: &[u16], h: usize, t: usize, d: usize| f64::from(of_bf16(x[(h * tokens + t) * 64 + d]));
+    let mut want = vec![0f64; n];
+    for h in 0..heads {
+        for t in 0..tokens {
+            let score = |s: usize| (0..64).map(|d| value(&q, h, t, d) * value(&k, h, s, d)).sum::<f64>() * 0.125;
+            let weights: Vec<f64> = (0..=t).map(|s| score(s).exp()).collect();
+            let all: f64 = weights.iter().sum();
+            for d in 0..64 {
+                want[(h * tokens + t) * 64 + d] =
+                    weights.iter().enumerate().map(|(s, w)| w / all * value(&v, h, s, d)).sum();
+            }
+        }
+    }
+    // The weights are rounded to bf16 before the second product.
+    assert!(difference(&gpu.get(out, n), &want) < 5e-3);
+    assert_eq!(counters.unique_written_bytes, (n * 4) as u64);
+    assert_eq!(counters.shared_cycles, counters.shared_accesses, "rows of 144 bytes have no conflicts");
 }

@@ -1,9 +1,10 @@
-//! Collectives as programs call them: through cudarc's bindings of NCCL, between threads and between processes.
+//! Collectives as programs call them: through NCCL's interface, on streams of cudarc, between threads and between processes.
 
-mod common;
+#[path = "common/nccl.rs"]
+mod nccl;
 
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DevicePtrMut};
-use cudarc::nccl::sys::{self as nccl, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
+use nccl::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
 use std::mem::MaybeUninit;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -19,10 +20,6 @@ fn ready() {
         }
     }
     simcuda::place::preload();
-    // cudarc asks for `libnccl.so`, which only a path of its own or a search path finds.
-    let path = simcuda::place::folder().join("libnccl.so");
-    // SAFETY: loading a library of this crate.
-    std::mem::forget(unsafe { libloading::Library::new(path) }.expect("the library loads"));
 }
 
 fn id() -> nccl::ncclUniqueId {
@@ -172,7 +169,7 @@ fn gathers_scatters_messages_and_splits() {
             ok(nccl::ncclCommUserRank(column.comm, &mut rank));
             assert_eq!((n, rank), (2, i32::from(me < 2)));
             let sum = column.all_reduce(&[me], ty, ncclRedOp_t::ncclSum).expect("it comes about");
-            assert_eq!(sum, [if me % 2 == 0 { 2 } else { 4 }]);
+            assert_eq!(sum, [2 + me % 2 * 2]);
             column.destroy();
         }
         r.destroy();
@@ -191,7 +188,8 @@ fn calls_that_do_not_match_are_said_with_both() {
         r.abort();
         text
     });
-    let found = said.iter().find(|s| s.contains("all-reduce of 100 f32 by sum") && s.contains("all-reduce of 60 f32 by sum"));
+    let found =
+        said.iter().find(|s| s.contains("all-reduce of 100 f32 by sum") && s.contains("all-reduce of 60 f32 by sum"));
     assert!(found.is_some(), "{said:?}");
 }
 
@@ -238,7 +236,10 @@ fn a_buffer_that_is_too_short_is_said() {
         r.abort();
         text
     });
-    assert!(said.iter().any(|s| s.contains("404 bytes at byte 0, across the end of an allocation of 400 bytes")), "{said:?}");
+    assert!(
+        said.iter().any(|s| s.contains("404 bytes at byte 0, across the end of an allocation of 400 bytes")),
+        "{said:?}"
+    );
 }
 
 /// Starts a rank of a test of this file as a process.
@@ -321,4 +322,71 @@ fn child_dies() {
     assert!(begin.elapsed() < Duration::from_secs(7));
     assert!(r.last().contains("its process is gone"), "{}", r.last());
     r.abort();
+}
+
+#[test]
+fn one_thread_can_drive_all_ranks_and_collectives_can_be_captured() {
+    one_thread();
+    let exe = std::env::current_exe().expect("a process knows its binary");
+    let late = Command::new(exe)
+        .args(["--exact", "child_late", "--nocapture", "--ignored"])
+        .env("SIMCUDA_STREAMS", "late")
+        .output()
+        .expect("a process can be started");
+    assert!(late.status.success(), "{}", String::from_utf8_lossy(&late.stderr));
+}
+
+#[test]
+#[ignore = "run by one_thread_can_drive_all_ranks_and_collectives_can_be_captured"]
+fn child_late() {
+    one_thread();
+}
+
+fn one_thread() {
+    use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+    ready();
+    let n = 3usize;
+    let gpus: Vec<Arc<CudaContext>> = (0..n).map(|d| CudaContext::new(d).expect("a device")).collect();
+    let streams: Vec<Arc<CudaStream>> = gpus.iter().map(|g| g.new_stream().expect("a stream")).collect();
+    let mut comms: Vec<ncclComm_t> = vec![std::ptr::null_mut(); n];
+    let ok = |code| assert_eq!(code, ncclResult_t::ncclSuccess);
+    // SAFETY: room for as many handles.
+    ok(unsafe { nccl::ncclCommInitAll(comms.as_mut_ptr(), n as i32, std::ptr::null()) });
+    let mut x = Vec::new();
+    for s in &streams {
+        // SAFETY: the streams of this test are ordered by hand.
+        unsafe { s.context().disable_event_tracking() };
+        x.push(s.clone_htod(&[1f32, 2.0]).expect("a copy"));
+        s.synchronize().expect("no fault");
+    }
+    let reduce = || {
+        // SAFETY: buffers of two elements.
+        unsafe {
+            ok(nccl::ncclGroupStart());
+            for r in 0..n {
+                let (at, _keep) = x[r].device_ptr(&streams[r]);
+                let on = streams[r].cu_stream().cast();
+                let (ty, by) = (ncclDataType_t::ncclFloat32, ncclRedOp_t::ncclSum);
+                ok(nccl::ncclAllReduce(at as *const _, at as *mut _, 2, ty, by, comms[r], on));
+            }
+            ok(nccl::ncclGroupEnd());
+        }
+    };
+    reduce();
+    for r in 0..n {
+        assert_eq!(streams[r].clone_dtoh(&x[r]).expect("a copy"), [3.0, 6.0]);
+    }
+    for s in &streams {
+        s.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("a capture");
+    }
+    reduce();
+    let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    let graphs: Vec<_> =
+        streams.iter().map(|s| s.end_capture(flags).expect("a graph").expect("something was captured")).collect();
+    for _ in 0..2 {
+        graphs.iter().for_each(|g| g.launch().expect("a launch"));
+    }
+    for r in 0..n {
+        assert_eq!(streams[r].clone_dtoh(&x[r]).expect("a copy"), [27.0, 54.0]);
+    }
 }

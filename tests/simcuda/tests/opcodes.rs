@@ -12,14 +12,12 @@ fn words(code: &str, float: bool, inputs: [&[u32; 32]; 3]) -> Vec<u32> {
     let out = gpu.room(128);
     let loads: String = (0..3)
         .map(|i| {
-            format!(
-                "mad.wide.u32 %rd5, %r0, 4, %rd{i};\nld.global.b32 %r{0}, [%rd5];\nmov.b32 %f{0}, %r{0};\n",
-                i + 1
-            )
+            format!("mad.wide.u32 %rd5, %r0, 4, %rd{i};\nld.global.b32 %r{0}, [%rd5];\nmov.b32 %f{0}, %r{0};\n", i + 1)
         })
         .collect();
     let last = if float { "mov.b32 %r4, %f4;" } else { "" };
-    let text = kernel(4, &format!("{loads}{code}\n{last}\nmad.wide.u32 %rd5, %r0, 4, %rd3;\nst.global.b32 [%rd5], %r4;"));
+    let text =
+        kernel(4, &format!("{loads}{code}\n{last}\nmad.wide.u32 %rd5, %r0, 4, %rd3;\nst.global.b32 [%rd5], %r4;"));
     let mut args: Vec<Arg> = at.into_iter().map(Arg::Pointer).collect();
     args.push(Arg::Pointer(out));
     gpu.launch(&text, "k", [1, 1, 1], [32, 1, 1], 0, &args).unwrap_or_else(|f| panic!("{code}: {f}"));
@@ -76,7 +74,7 @@ fn integers() {
     check("mul.hi.u32 %r4, %r1, %r2;", |a, b, _| ((u64::from(a) * u64::from(b)) >> 32) as u32);
     check("mul.hi.s32 %r4, %r1, %r2;", |a, b, _| ((i64::from(a as i32) * i64::from(b as i32)) >> 32) as u32);
     check("mad.lo.s32 %r4, %r1, %r2, %r3;", |a, b, c| a.wrapping_mul(b).wrapping_add(c));
-    check("mad.hi.u32 %r4, %r1, %r2, %r3;", |a, b, c| ((u64::from(a) * u64::from(b) >> 32) as u32).wrapping_add(c));
+    check("mad.hi.u32 %r4, %r1, %r2, %r3;", |a, b, c| (((u64::from(a) * u64::from(b)) >> 32) as u32).wrapping_add(c));
     check("min.s32 %r4, %r1, %r2;", |a, b, _| (a as i32).min(b as i32) as u32);
     check("max.u32 %r4, %r1, %r2;", |a, b, _| a.max(b));
     check("abs.s32 %r4, %r1;", |a, _, _| (a as i32).wrapping_abs() as u32);
@@ -85,7 +83,9 @@ fn integers() {
     check("rem.s32 %r4, %r1, 13;", |a, _, _| (a as i32 % 13) as u32);
     check("shl.b32 %r4, %r1, %r2;", |a, b, _| a.checked_shl(b).unwrap_or(0));
     check("shr.s32 %r4, %r1, %r2;", |a, b, _| ((a as i32) >> b.min(31)) as u32);
-    check("shf.l.wrap.b32 %r4, %r1, %r2, %r3;", |a, b, c| ((u64::from(b) << 32 | u64::from(a)) << (c & 31) >> 32) as u32);
+    check("shf.l.wrap.b32 %r4, %r1, %r2, %r3;", |a, b, c| {
+        ((u64::from(b) << 32 | u64::from(a)) << (c & 31) >> 32) as u32
+    });
     check("shf.r.clamp.b32 %r4, %r1, %r2, %r3;", |a, b, c| ((u64::from(b) << 32 | u64::from(a)) >> c.min(32)) as u32);
     check("popc.b32 %r4, %r1;", |a, _, _| a.count_ones());
     check("clz.b32 %r4, %r1;", |a, _, _| a.leading_zeros());
@@ -99,9 +99,8 @@ fn integers() {
     check("xor.b32 %r4, %r1, -1;", |a, _, _| !a);
     check("not.b32 %r4, %r1;", |a, _, _| !a);
     check("sad.u32 %r4, %r1, %r2, %r3;", |a, b, c| a.abs_diff(b).wrapping_add(c));
-    let dot = |a: u32, b: u32, c: u32| {
-        (0..4).fold(c, |s, i| s.wrapping_add((a >> (8 * i) & 255) * (b >> (8 * i) & 255)))
-    };
+    let dot =
+        |a: u32, b: u32, c: u32| (0..4).fold(c, |s, i| s.wrapping_add((a >> (8 * i) & 255) * (b >> (8 * i) & 255)));
     check("dp4a.u32.u32 %r4, %r1, %r2, %r3;", dot);
 }
 
@@ -128,8 +127,14 @@ fn carries_and_wide_products() {
 
 #[test]
 fn comparisons_and_selections() {
-    check("setp.lt.s32 %p1, %r1, %r2;\nselp.b32 %r4, %r1, %r3, %p1;", |a, b, c| if (a as i32) < b as i32 { a } else { c });
-    check("setp.hi.u32 %p1, %r1, %r2;\n@%p1 mov.u32 %r4, 1;\n@!%p1 mov.u32 %r4, 2;", |a, b, _| if a > b { 1 } else { 2 });
+    check(
+        "setp.lt.s32 %p1, %r1, %r2;\nselp.b32 %r4, %r1, %r3, %p1;",
+        |a, b, c| if (a as i32) < b as i32 { a } else { c },
+    );
+    check(
+        "setp.hi.u32 %p1, %r1, %r2;\n@%p1 mov.u32 %r4, 1;\n@!%p1 mov.u32 %r4, 2;",
+        |a, b, _| if a > b { 1 } else { 2 },
+    );
     let joined = "setp.eq.u32 %p2, %r3, 0;\nsetp.ge.and.u32 %p1|%p3, %r1, %r2, !%p2;\nselp.u32 %r4, 1, 0, %p1;\n@%p3 add.u32 %r4, %r4, 2;";
     check(joined, |a, b, c| u32::from(a >= b && c != 0) + 2 * u32::from(a < b && c != 0));
     check("set.ne.u32.u32 %r4, %r1, %r2;", |a, b, _| if a != b { u32::MAX } else { 0 });
@@ -184,9 +189,10 @@ fn single_floats() {
     });
     check_floats("cvt.rzi.s32.f32 %r5, %f1;\ncvt.rn.f32.s32 %f4, %r5;", |a, _, _| a as i32 as f32);
     check_floats("cvt.rni.f32.f32 %f4, %f1;", |a, _, _| a.round_ties_even());
-    check_floats("cvt.f64.f32 %d1, %f1;\ncvt.f64.f32 %d2, %f2;\nfma.rn.f64 %d3, %d1, %d2, %d1;\ncvt.rn.f32.f64 %f4, %d3;", |a, b, _| {
-        f64::from(a).mul_add(f64::from(b), f64::from(a)) as f32
-    });
+    check_floats(
+        "cvt.f64.f32 %d1, %f1;\ncvt.f64.f32 %d2, %f2;\nfma.rn.f64 %d3, %d1, %d2, %d1;\ncvt.rn.f32.f64 %f4, %d3;",
+        |a, b, _| f64::from(a).mul_add(f64::from(b), f64::from(a)) as f32,
+    );
 }
 
 #[test]
@@ -289,18 +295,28 @@ fn lanes_talk_to_each_other() {
     let run = |code: &str| words(code, false, [&x, &x, &x]);
     let each = |f: &dyn Fn(usize) -> u32| (0..32).map(f).collect::<Vec<u32>>();
     assert_eq!(run("shfl.sync.bfly.b32 %r4, %r1, 5, 31, -1;"), each(&|l| x[l ^ 5]));
-    assert_eq!(run("shfl.sync.down.b32 %r4|%p1, %r1, 3, 31, -1;\n@!%p1 mov.u32 %r4, 7;"), each(&|l| if l < 29 { x[l + 3] } else { 7 }));
+    assert_eq!(
+        run("shfl.sync.down.b32 %r4|%p1, %r1, 3, 31, -1;\n@!%p1 mov.u32 %r4, 7;"),
+        each(&|l| if l < 29 { x[l + 3] } else { 7 })
+    );
     assert_eq!(run("shfl.sync.up.b32 %r4, %r1, 2, 0, -1;"), each(&|l| if l >= 2 { x[l - 2] } else { x[l] }));
     assert_eq!(run("shfl.sync.idx.b32 %r4, %r1, 9, 31, -1;"), each(&|_| x[9]));
     // Segments of eight lanes.
     assert_eq!(run("shfl.sync.idx.b32 %r4, %r1, 2, 6175, -1;"), each(&|l| x[l / 8 * 8 + 2]));
-    assert_eq!(run("and.b32 %r5, %r0, 3;\nsetp.eq.u32 %p1, %r5, 1;\nvote.sync.ballot.b32 %r4, %p1, -1;"), each(&|_| 0x2222_2222));
-    assert_eq!(run("setp.lt.u32 %p1, %r0, 40;\nvote.sync.all.pred %p2, %p1, -1;\nselp.u32 %r4, 1, 0, %p2;"), each(&|_| 1));
+    assert_eq!(
+        run("and.b32 %r5, %r0, 3;\nsetp.eq.u32 %p1, %r5, 1;\nvote.sync.ballot.b32 %r4, %p1, -1;"),
+        each(&|_| 0x2222_2222)
+    );
+    assert_eq!(
+        run("setp.lt.u32 %p1, %r0, 40;\nvote.sync.all.pred %p2, %p1, -1;\nselp.u32 %r4, 1, 0, %p2;"),
+        each(&|_| 1)
+    );
     assert_eq!(run("redux.sync.add.s32 %r4, %r1, -1;"), each(&|_| x.iter().sum()));
     assert_eq!(run("redux.sync.max.u32 %r4, %r1, -1;"), each(&|_| 311));
     assert_eq!(run("shr.u32 %r5, %r0, 2;\nmatch.any.sync.b32 %r4, %r5, -1;"), each(&|l| 15 << (l / 4 * 4)));
     assert_eq!(run("mov.u32 %r4, %lanemask_lt;"), each(&|l| (1u32 << l) - 1));
-    let some = "mov.u32 %r4, 0;\nsetp.gt.u32 %p1, %r0, 11;\n@%p1 bra L1;\nactivemask.b32 %r4;\nL1:\nadd.u32 %r4, %r4, 1;";
+    let some =
+        "mov.u32 %r4, 0;\nsetp.gt.u32 %p1, %r0, 11;\n@%p1 bra L1;\nactivemask.b32 %r4;\nL1:\nadd.u32 %r4, %r4, 1;";
     assert_eq!(run(some), each(&|l| if l > 11 { 1 } else { 0x1000 }));
 }
 
@@ -404,7 +420,15 @@ fn atomics_of_all_kinds() {
 }
 
 /// One `mma` on fragments as the PTX ISA lays them out, against a plain product.
-fn mma(shape: &str, types: &str, k: usize, a_regs: usize, b_regs: usize, place: &dyn Fn(bool, usize, usize) -> Vec<(usize, usize)>, pack: &dyn Fn(&[f32]) -> u32) {
+fn mma(
+    shape: &str,
+    types: &str,
+    k: usize,
+    a_regs: usize,
+    b_regs: usize,
+    place: &dyn Fn(bool, usize, usize) -> Vec<(usize, usize)>,
+    pack: &dyn Fn(&[f32]) -> u32,
+) {
     let gpu = Gpu::new();
     let mut next = pseudo(k as u32);
     let mut small = || f32::from(next() as i8) / 32.0;

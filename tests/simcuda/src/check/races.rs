@@ -108,7 +108,7 @@ impl Races {
     /// Notes an access of a lane and gives one that it races with.
     #[inline]
     pub fn access(&mut self, warp: u32, lane: u32, at: u32, bytes: u32, how: How) -> Option<Other> {
-        let Some(knows) = self.knows.get(warp as usize) else { return None };
+        let knows = self.knows.get(warp as usize)?;
         let clock = knows[warp as usize];
         let (mut at, end) = (at, at + bytes);
         let mut found = None;

@@ -157,7 +157,8 @@ impl Device {
         let number = self.launches.fetch_add(1, Ordering::Relaxed) + 1;
         let config = Config::get();
         if config.lose == Some((self.index, number)) {
-            let message = format!("device {} is lost at launch {number}, of kernel `{}`", self.index, launch.kernel.name);
+            let message =
+                format!("device {} is lost at launch {number}, of kernel `{}`", self.index, launch.kernel.name);
             return Err(Fault { kind: Kind::Lost, place: None, message });
         }
         let (counters, fault) = launch::run(launch, &self.memory, config);

@@ -99,7 +99,13 @@ impl Function {
     /// A value of `CUfunction_attribute` (cuda.h).
     pub fn attribute(&self, which: u32) -> Option<i32> {
         Some(match which {
-            0 => if self.kernel.max_threads > 0 { self.kernel.max_threads as i32 } else { 1024 },
+            0 => {
+                if self.kernel.max_threads > 0 {
+                    self.kernel.max_threads as i32
+                } else {
+                    1024
+                }
+            }
             1 => self.kernel.shared_bytes as i32,
             2 => 0,
             3 => self.kernel.local_bytes as i32,

@@ -41,7 +41,9 @@ fn copy(op: &Op, w: &mut Warp, env: &mut Env) -> Flow {
     let to = addresses(w, op.a, op.more[4] & WIDE_ADDRESS != 0, offset(2));
     let from = addresses(w, op.b, true, offset(3));
     for at in [&to, &from] {
-        let wrong = (0..LANES).filter(|l| w.exec >> l & 1 != 0 && at[*l] % bytes as u64 != 0).fold(0, |m, l| m | 1 << l);
+        let wrong = (0..LANES)
+            .filter(|l| w.exec >> l & 1 != 0 && !at[*l].is_multiple_of(bytes as u64))
+            .fold(0, |m, l| m | 1 << l);
         if wrong != 0 {
             return unaligned(op, env, wrong, at, bytes as u64);
         }

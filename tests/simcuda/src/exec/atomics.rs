@@ -126,7 +126,9 @@ fn atomic(op: &Op, w: &mut Warp, env: &mut Env) -> Flow {
         row if bytes == 8 => w.wide(row)[l],
         row => u64::from(w.rows[row as usize].0[l]),
     };
-    let wrong = (0..LANES).filter(|l| w.exec >> l & 1 != 0 && at[*l] % bytes as u64 != 0).fold(0, |m, l| m | 1u32 << l);
+    let wrong = (0..LANES)
+        .filter(|l| w.exec >> l & 1 != 0 && !at[*l].is_multiple_of(bytes as u64))
+        .fold(0, |m, l| m | 1u32 << l);
     if wrong != 0 {
         return unaligned(op, env, wrong, &at, bytes as u64);
     }
@@ -137,7 +139,9 @@ fn atomic(op: &Op, w: &mut Warp, env: &mut Env) -> Flow {
     for l in (0..LANES).filter(|l| w.exec >> l & 1 != 0) {
         let mut raw = [0u8; 8];
         if space == GLOBAL {
-            if let Err(kind) = env.memory.read(at[l], &mut raw[..bytes]).map(|n| env.counters.unique_read_bytes += u64::from(n)) {
+            if let Err(kind) =
+                env.memory.read(at[l], &mut raw[..bytes]).map(|n| env.counters.unique_read_bytes += u64::from(n))
+            {
                 let message = format!("an atomic operation on {}", env.memory.describe(at[l], bytes));
                 env.fail(op, 1 << l, kind, message);
                 return Flow::Fault;

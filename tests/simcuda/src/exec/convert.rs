@@ -42,19 +42,19 @@ pub fn convert(instr: &Instr, wide_from: bool, wide_to: bool) -> Option<(Run, u6
     let nearest = !has("rz") && !has("rm") && !has("rp");
     let fast = match (to, from) {
         _ if !plain => None,
-        (Ty::Bf16, Ty::F32) if nearest => Some(op1!(f32 => u16, |a| Bf16::of_f32(a))),
-        (Ty::F16, Ty::F32) if nearest => Some(op1!(f32 => u16, |a| F16::of_f32(a))),
+        (Ty::Bf16, Ty::F32) if nearest => Some(op1!(f32 => u16, Bf16::of_f32)),
+        (Ty::F16, Ty::F32) if nearest => Some(op1!(f32 => u16, F16::of_f32)),
         (Ty::F32, Ty::Bf16) => Some(op1!(u16 => f32, |a| canonical(Bf16::to_f32(a)))),
         (Ty::F32, Ty::F16) => Some(op1!(u16 => f32, |a| canonical(F16::to_f32(a)))),
-        (Ty::F64, Ty::F32) => Some(op1!(f32 => f64, |a| f64::from(a))),
+        (Ty::F64, Ty::F32) => Some(op1!(f32 => f64, f64::from)),
         (Ty::F32, Ty::F64) if nearest => Some(op1!(f64 => f32, |a| canonical(a as f32))),
         (Ty::F32, Ty::S32) if nearest => Some(op1!(i32 => f32, |a| a as f32)),
         (Ty::F32, Ty::U32) if nearest => Some(op1!(u32 => f32, |a| a as f32)),
         (Ty::S32, Ty::F32) if has("rzi") => Some(op1!(f32 => i32, |a| a as i32)),
-        (Ty::S64, Ty::S32) => Some(op1!(i32 => i64, |a| i64::from(a))),
-        (Ty::U64, Ty::U32) => Some(op1!(u32 => u64, |a| u64::from(a))),
+        (Ty::S64, Ty::S32) => Some(op1!(i32 => i64, i64::from)),
+        (Ty::U64, Ty::U32) => Some(op1!(u32 => u64, u64::from)),
         (Ty::U32 | Ty::S32, Ty::U64 | Ty::S64) => Some(op1!(u64 => u32, |a| a as u32)),
-        (Ty::U32 | Ty::S32, Ty::U16) => Some(op1!(u16 => u32, |a| u32::from(a))),
+        (Ty::U32 | Ty::S32, Ty::U16) => Some(op1!(u16 => u32, u32::from)),
         (Ty::U16 | Ty::S16, Ty::U32 | Ty::S32) if !wide_to => Some(op1!(u32 => u16, |a| a as u16)),
         (Ty::Tf32, Ty::F32) if has("rna") => Some(op1!(f32 => u32, |a| a.to_bits().wrapping_add(0x1000) & !0x1fff)),
         (Ty::Tf32, Ty::F32) => {
@@ -88,11 +88,8 @@ enum Value {
 
 fn any(op: &Op, w: &mut Warp) -> Flow {
     let (to, from) = (TYPES[(op.imm & 255) as usize], TYPES[(op.imm >> 8 & 255) as usize]);
-    let raw: [u64; LANES] = if op.imm & WIDE_FROM != 0 {
-        *w.wide(op.a)
-    } else {
-        w.rows[op.a as usize].0.map(u64::from)
-    };
+    let raw: [u64; LANES] =
+        if op.imm & WIDE_FROM != 0 { *w.wide(op.a) } else { w.rows[op.a as usize].0.map(u64::from) };
     let out = raw.map(|x| one(x, to, from, op.imm));
     if op.imm & WIDE_TO != 0 {
         w.put64(op.d, &out);
@@ -129,11 +126,7 @@ fn one(raw: u64, to: Ty, from: Ty, imm: u64) -> u64 {
         3 => Round::Up,
         _ => Round::Nearest,
     };
-    if to.float() {
-        to_float(value, to, round, imm)
-    } else {
-        to_int(value, to, round, imm)
-    }
+    if to.float() { to_float(value, to, round, imm) } else { to_int(value, to, round, imm) }
 }
 
 fn to_float(value: Value, to: Ty, round: Round, imm: u64) -> u64 {
@@ -173,7 +166,7 @@ fn toward<H: Half>(x: f64, round: Round) -> u16 {
     // Bits of a float count its magnitude.
     match (down || up, value > 0.0 || value == 0.0 && up) {
         (false, _) => near,
-        (true, positive) if positive == up => (near & 0x7fff) + 1 | near & 0x8000,
+        (true, positive) if positive == up => ((near & 0x7fff) + 1) | (near & 0x8000),
         (true, _) if near & 0x7fff == 0 => 0x8001,
         (true, _) => near - 1,
     }
@@ -190,11 +183,8 @@ fn integral(x: f64, round: Round) -> f64 {
 
 fn to_int(value: Value, to: Ty, round: Round, imm: u64) -> u64 {
     let bits = 8 * to.bytes() as u32;
-    let (low, high) = if to.signed() {
-        (-(1i128 << (bits - 1)), (1i128 << (bits - 1)) - 1)
-    } else {
-        (0, (1i128 << bits) - 1)
-    };
+    let (low, high) =
+        if to.signed() { (-(1i128 << (bits - 1)), (1i128 << (bits - 1)) - 1) } else { (0, (1i128 << bits) - 1) };
     let x = match value {
         // Floats are brought into the range always, NaN is zero.
         Value::Float(x) => (integral(x, round) as i128).clamp(low, high),
@@ -257,11 +247,8 @@ pub fn join() -> Run {
 /// `mov {a, b, ..}, d`.
 pub fn split() -> Run {
     lane_fn!(|op, w, env| {
-        let raw: [u64; LANES] = if op.more.len() as u64 * op.imm == 64 {
-            *w.wide(op.a)
-        } else {
-            w.rows[op.a as usize].0.map(u64::from)
-        };
+        let raw: [u64; LANES] =
+            if op.more.len() as u64 * op.imm == 64 { *w.wide(op.a) } else { w.rows[op.a as usize].0.map(u64::from) };
         for (i, row) in op.more.iter().enumerate().filter(|r| *r.1 != NONE) {
             let part = raw.map(|x| (x >> (i as u64 * op.imm) & (u64::MAX >> (64 - op.imm))) as u32);
             w.put32(*row, &part);

@@ -334,11 +334,7 @@ pub fn carry(ty: Ty) -> Option<Run> {
         4 => lane_fn!(|op, w, env| {
             let (a, b) = (w.rows[op.a as usize].0.map(u64::from), w.rows[op.b as usize].0.map(u64::from));
             let out = with_carry(op.imm, w, |l, flag, subtract| {
-                let sum = if subtract {
-                    a[l].wrapping_sub(b[l]).wrapping_sub(flag)
-                } else {
-                    a[l] + b[l] + flag
-                };
+                let sum = if subtract { a[l].wrapping_sub(b[l]).wrapping_sub(flag) } else { a[l] + b[l] + flag };
                 (sum & 0xffff_ffff, sum >> 32 & 1 != 0)
             });
             w.put32(op.d, &out.map(|x| x as u32));

@@ -50,7 +50,11 @@ pub fn run(launch: &Launch, memory: &Memory, config: &Config) -> (Counters, Opti
     let blocks = u64::from(gx) * u64::from(gy) * u64::from(gz);
     for i in 0..blocks {
         let i = if config.backwards { blocks - 1 - i } else { i };
-        env.block = [(i % u64::from(gx)) as u32, (i / u64::from(gx) % u64::from(gy)) as u32, (i / (u64::from(gx) * u64::from(gy))) as u32];
+        env.block = [
+            (i % u64::from(gx)) as u32,
+            (i / u64::from(gx) % u64::from(gy)) as u32,
+            (i / (u64::from(gx) * u64::from(gy))) as u32,
+        ];
         block::run(kernel, &mut warps, &mut env, threads, config.backwards);
         for w in &mut warps {
             env.counters.instructions += std::mem::take(&mut w.instructions);

@@ -247,7 +247,7 @@ fn matrix_rows(op: &Op, w: &Warp, env: &mut Env, count: usize, how: How) -> Opti
     // The addresses of other lanes do not count.
     at[8 * count..].fill(0);
     let lanes = u32::MAX >> (32 - 8 * count);
-    let wrong = (0..8 * count).filter(|l| at[*l] % 16 != 0).fold(0, |m, l| m | 1 << l);
+    let wrong = (0..8 * count).filter(|l| !at[*l].is_multiple_of(16)).fold(0, |m, l| m | 1 << l);
     if wrong != 0 {
         unaligned(op, env, wrong, &at, 16);
         return None;
@@ -280,11 +280,7 @@ fn load_matrices(op: &Op, w: &mut Warp, env: &mut Env) -> Flow {
         };
         let values = std::array::from_fn(|l| {
             let (r, c) = (l / 4, 2 * (l % 4));
-            if op.b == 1 {
-                element(c, r) | element(c + 1, r) << 16
-            } else {
-                element(r, c) | element(r, c + 1) << 16
-            }
+            if op.b == 1 { element(c, r) | element(c + 1, r) << 16 } else { element(r, c) | element(r, c + 1) << 16 }
         });
         w.put32(*row, &values);
     }

@@ -10,6 +10,7 @@ pub mod block;
 pub mod compare;
 pub mod convert;
 pub mod decode;
+mod decode_memory;
 pub mod env;
 pub mod float;
 pub mod half;

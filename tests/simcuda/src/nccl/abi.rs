@@ -1,5 +1,8 @@
 //! The exported functions of `libnccl.so.2`, as nccl.h declares them (2.26).
 
+// What callers must keep to is what the headers of CUDA and NCCL say of each function.
+#![allow(clippy::missing_safety_doc, clippy::too_many_arguments)]
+
 use super::comm::{Code, Comm, INVALID_ARGUMENT, INVALID_USAGE};
 use super::exchange::{Call, What};
 use super::group::{self, Deferred};
@@ -97,9 +100,8 @@ fn join(id: &str, rank: usize, ranks: usize) -> Result<usize, Code> {
     device.check().map_err(|_| CUDA)?;
     let comm = Comm::join(id, rank, ranks, device).map_err(said)?;
     let handle = COMMS.insert(comm.clone());
-    match group::defer(Deferred::Join(comm)) {
-        Some(Deferred::Join(comm)) => comm.all_joined().map_err(said)?,
-        Some(_) | None => {}
+    if let Some(Deferred::Join(comm)) = group::defer(Deferred::Join(comm)) {
+        comm.all_joined().map_err(said)?;
     }
     Ok(handle)
 }
@@ -174,8 +176,8 @@ fn finish(list: Vec<Deferred>) -> Result<(), Code> {
             Deferred::Join(comm) => joins.push(comm),
             Deferred::Split(comm, number, new) => {
                 let made = match comm.end_split(number).map_err(said)? {
-                    Some((id, rank, ranks)) => {
-                        let comm = Comm::join(&id, rank, ranks, comm.device).map_err(said)?;
+                    Some(part) => {
+                        let comm = Comm::join(&part.id, part.rank, part.ranks, comm.device).map_err(said)?;
                         joins.push(comm.clone());
                         COMMS.insert(comm)
                     }

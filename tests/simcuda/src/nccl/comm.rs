@@ -38,6 +38,13 @@ pub struct Comm {
     said: Mutex<String>,
 }
 
+/// A communicator that a split makes, and a rank's place in it.
+pub struct Part {
+    pub id: String,
+    pub rank: usize,
+    pub ranks: usize,
+}
+
 /// Ranks in this process, by the id of their communicator.
 static HERE: Mutex<Option<HashMap<String, Vec<Weak<Comm>>>>> = Mutex::new(None);
 
@@ -92,9 +99,8 @@ impl Comm {
     }
 
     pub fn all_joined(&self) -> Result<(), (Code, String)> {
-        self.until("waiting for all ranks of a communicator", || self.shared.joined() >= self.ranks).map_err(|(c, e)| {
-            (c, format!("{e}; {} of {} ranks have come", self.shared.joined(), self.ranks))
-        })
+        self.until("waiting for all ranks of a communicator", || self.shared.joined() >= self.ranks)
+            .map_err(|(c, e)| (c, format!("{e}; {} of {} ranks have come", self.shared.joined(), self.ranks)))
     }
 
     /// Says for a split to which part this rank goes.
@@ -110,11 +116,9 @@ impl Comm {
         Ok(number)
     }
 
-    /// The new communicator's id, this rank in it and its ranks; nothing for a negative color.
-    pub fn end_split(&self, number: u64) -> Result<Option<(String, usize, usize)>, (Code, String)> {
-        self.until("a split of a communicator", || {
-            (0..self.ranks).all(|r| self.shared.get(r, Word::Split) > number)
-        })?;
+    /// What this rank belongs to then; nothing for a negative color.
+    pub fn end_split(&self, number: u64) -> Result<Option<Part>, (Code, String)> {
+        self.until("a split of a communicator", || (0..self.ranks).all(|r| self.shared.get(r, Word::Split) > number))?;
         let of = |r: usize| (self.shared.get(r, Word::Color) as i32, self.shared.get(r, Word::Key) as i32);
         let (color, _) = of(self.rank);
         let mut members: Vec<usize> = (0..self.ranks).filter(|r| of(*r).0 == color).collect();
@@ -124,7 +128,7 @@ impl Comm {
             return Ok(None);
         }
         let rank = members.iter().position(|r| *r == self.rank).expect("a rank is of its own color");
-        Ok(Some((format!("{}.{number}.{color}", self.id), rank, members.len())))
+        Ok(Some(Part { id: format!("{}.{number}.{color}", self.id), rank, ranks: members.len() }))
     }
 
     /// The error that `ncclCommGetAsyncError` gives. Ranks that are gone are looked for.

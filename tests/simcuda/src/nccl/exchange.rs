@@ -58,7 +58,8 @@ fn describe(what: u64, count: u64, ty: u64, operation: u64, root: u64) -> String
     let Some((what, name)) = WHATS.get(what as usize) else { return "nothing".into() };
     let ty = TYPES.get(ty as usize).map_or("?", |t| t.0);
     let reduces = matches!(what, What::AllReduce | What::ReduceScatter | What::Reduce);
-    let by = if reduces { format!(" by {}", OPERATIONS.get(operation as usize).unwrap_or(&"?")) } else { String::new() };
+    let by =
+        if reduces { format!(" by {}", OPERATIONS.get(operation as usize).unwrap_or(&"?")) } else { String::new() };
     let rooted = matches!(what, What::Broadcast | What::Reduce | What::Gather | What::Scatter);
     let at = if rooted { format!(" with root {root}") } else { String::new() };
     format!("{name} of {count} {ty}{by}{at}")
@@ -174,8 +175,13 @@ impl Exchange {
 
     fn refused(&self, verb: &str, kind: Kind, at: u64, bytes: usize) -> Failure {
         let (c, memory) = (&self.call.comm, &self.call.comm.device.memory);
-        let message =
-            format!("rank {} {verb} {} in its {}: {}", c.rank, memory.describe(at, bytes), self.call.text(), kind.name());
+        let message = format!(
+            "rank {} {verb} {} in its {}: {}",
+            c.rank,
+            memory.describe(at, bytes),
+            self.call.text(),
+            kind.name()
+        );
         (INVALID_USAGE, message)
     }
 
@@ -358,13 +364,18 @@ impl Exchange {
         }
         let (from, to) = if sends { (me, peer) } else { (peer, me) };
         let word = |w| s.channel(from, to, w);
-        let (written, read) = (word(Channel::Written).load(Ordering::Acquire), word(Channel::Read).load(Ordering::Acquire));
+        let (written, read) =
+            (word(Channel::Written).load(Ordering::Acquire), word(Channel::Read).load(Ordering::Acquire));
         // A sender waits for an empty channel, a receiver for a full one.
         if (written == read) != sends {
             if let Some(why) = comm.gone(peer) {
-                let full = word(Channel::Written).load(Ordering::Acquire) != word(Channel::Read).load(Ordering::Acquire);
+                let full =
+                    word(Channel::Written).load(Ordering::Acquire) != word(Channel::Read).load(Ordering::Acquire);
                 if full == sends {
-                    return Err((REMOTE, format!("rank {me} waits in its {}, but rank {peer} {why}", self.call.text())));
+                    return Err((
+                        REMOTE,
+                        format!("rank {me} waits in its {}, but rank {peer} {why}", self.call.text()),
+                    ));
                 }
             }
             return Ok(Step::Waits);
@@ -379,7 +390,8 @@ impl Exchange {
             word(Channel::Part).store(self.at as u64, Ordering::Release);
             word(Channel::Written).store(written + 1, Ordering::Release);
         } else {
-            let (sent, ty) = (word(Channel::Bytes).load(Ordering::Acquire), word(Channel::Type).load(Ordering::Acquire));
+            let (sent, ty) =
+                (word(Channel::Bytes).load(Ordering::Acquire), word(Channel::Type).load(Ordering::Acquire));
             if sent != bytes as u64 || ty != u64::from(self.call.ty) {
                 let (name, size) = TYPES.get(ty as usize).copied().unwrap_or(("?", 1));
                 let message = format!(

@@ -217,14 +217,19 @@ impl Watch {
 fn stuck(open: &[Exchange], time: Duration) -> String {
     let call = &open[0].call;
     let (comm, s) = (&call.comm, &call.comm.shared);
-    let mut text = format!("nothing has moved for {:.1} s: rank {} waits in its {}", time.as_secs_f64(), comm.rank, call.text());
+    let mut text =
+        format!("nothing has moved for {:.1} s: rank {} waits in its {}", time.as_secs_f64(), comm.rank, call.text());
     for r in (0..comm.ranks).filter(|r| *r != comm.rank) {
         let posted = s.get(r, Word::Posted);
         let waits = if s.get(r, Word::Waiting) == 1 { "waits" } else { "is not in a call" };
         text += &format!("; rank {r} {waits}, having come to {posted} collectives");
         if s.get(r, Word::Message) != 0 {
             let (what, side) = if s.get(r, Word::Message) == 1 { ("send", "to") } else { ("receive", "from") };
-            text += &format!(" and last to a {what} of {} bytes {side} rank {}", s.get(r, Word::Bytes), s.get(r, Word::Peer));
+            text += &format!(
+                " and last to a {what} of {} bytes {side} rank {}",
+                s.get(r, Word::Bytes),
+                s.get(r, Word::Peer)
+            );
         }
     }
     text

@@ -3,8 +3,18 @@
 use crate::exec::half::{Bf16, F16, Half};
 
 /// `ncclDataType_t` (nccl.h) by its number: name and bytes.
-pub const TYPES: [(&str, usize); 10] =
-    [("i8", 1), ("u8", 1), ("i32", 4), ("u32", 4), ("i64", 8), ("u64", 8), ("f16", 2), ("f32", 4), ("f64", 8), ("bf16", 2)];
+pub const TYPES: [(&str, usize); 10] = [
+    ("i8", 1),
+    ("u8", 1),
+    ("i32", 4),
+    ("u32", 4),
+    ("i64", 8),
+    ("u64", 8),
+    ("f16", 2),
+    ("f32", 4),
+    ("f64", 8),
+    ("bf16", 2),
+];
 
 /// `ncclRedOp_t` by its number.
 pub const OPERATIONS: [&str; 5] = ["sum", "prod", "max", "min", "avg"];
@@ -19,8 +29,20 @@ macro_rules! numbers {
             let y = <$t>::from_le_bytes(b.try_into().expect("N bytes"));
             let z = match $op {
                 1 => $mul(x, y),
-                2 => if y > x { y } else { x },
-                3 => if y < x { y } else { x },
+                2 => {
+                    if y > x {
+                        y
+                    } else {
+                        x
+                    }
+                }
+                3 => {
+                    if y < x {
+                        y
+                    } else {
+                        x
+                    }
+                }
                 _ => $add(x, y),
             };
             a.copy_from_slice(&z.to_le_bytes());

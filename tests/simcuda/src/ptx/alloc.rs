@@ -17,8 +17,24 @@ fn writes_nothing(instr: &Instr) -> bool {
     let op = instr.parts[0].as_str();
     matches!(
         op,
-        "st" | "red" | "bra" | "brx" | "exit" | "ret" | "membar" | "fence" | "trap" | "brkpt" | "nanosleep" | "prefetch"
-            | "prefetchu" | "cp" | "stmatrix" | "discard" | "applypriority" | "griddepcontrol" | "pmevent"
+        "st" | "red"
+            | "bra"
+            | "brx"
+            | "exit"
+            | "ret"
+            | "membar"
+            | "fence"
+            | "trap"
+            | "brkpt"
+            | "nanosleep"
+            | "prefetch"
+            | "prefetchu"
+            | "cp"
+            | "stmatrix"
+            | "discard"
+            | "applypriority"
+            | "griddepcontrol"
+            | "pmevent"
     ) || matches!(op, "bar" | "barrier") && !instr.has("red")
 }
 

@@ -109,7 +109,8 @@ mod tests {
 
     #[test]
     fn words_keep_their_dots_and_numbers_their_kinds() {
-        let tokens = lex("cp.async.cg.shared.global.L2::128B [%r1+0x10], 0f3F800000; // x\n$L_1: 1U 010").expect("it lexes");
+        let tokens =
+            lex("cp.async.cg.shared.global.L2::128B [%r1+0x10], 0f3F800000; // x\n$L_1: 1U 010").expect("it lexes");
         let plain: Vec<Token> = tokens.iter().map(|t| t.0).collect();
         assert_eq!(plain[0], Token::Word("cp.async.cg.shared.global.L2::128B"));
         assert_eq!(plain[2], Token::Word("%r1"));

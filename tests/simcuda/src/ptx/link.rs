@@ -253,8 +253,7 @@ impl Linker<'_> {
         let Some(name) = callee else { return error(line, "calls through pointers are not supported") };
         let after = self.label();
         if let Some((reg, negated)) = guard {
-            let around =
-                Instr { line, guard: Some((reg, !negated)), parts: vec!["bra".into()], operands: Vec::new() };
+            let around = Instr { line, guard: Some((reg, !negated)), parts: vec!["bra".into()], operands: Vec::new() };
             self.out.push((around, vec![after]));
         }
         let module = self.module;

@@ -99,9 +99,7 @@ impl<'a> Parser<'a> {
                 module.target = digits.parse().or_else(|_| error(line, format!("`{name}` is no target")))?;
                 self.skip_line();
             }
-            ".section" => {
-                while self.next()? != Token::Mark(b'}') {}
-            }
+            ".section" => while self.next()? != Token::Mark(b'}') {},
             ".entry" | ".func" => module.functions.extend(self.function(word == ".entry")?),
             word if LINKAGE.contains(&word) => self.at += 1,
             ".global" | ".const" | ".shared" => module.variables.extend(self.variables()?),

@@ -130,5 +130,8 @@ pub fn of_bf16(x: u16) -> f32 {
 pub fn difference(got: &[f32], want: &[f64]) -> f64 {
     assert_eq!(got.len(), want.len());
     let most = want.iter().fold(1e-30f64, |m, w| m.max(w.abs()));
-    got.iter().zip(want).map(|(g, w)| (f64::from(*g) - w).abs() / most).fold(0.0, |m, d| if d.is_nan() { f64::NAN } else { m.max(d) })
+    got.iter()
+        .zip(want)
+        .map(|(g, w)| (f64::from(*g) - w).abs() / most)
+        .fold(0.0, |m, d| if d.is_nan() { f64::NAN } else { m.max(d) })
 }

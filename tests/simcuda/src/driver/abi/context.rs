@@ -3,7 +3,9 @@
 use super::{context, give, put};
 use crate::config::Config;
 use crate::driver::codes::{INVALID_VALUE, NAMES, NOT_FOUND, NOT_SUPPORTED};
-use crate::driver::device::{context_handle, current, current_any, current_index, device, devices, initialise, set_current};
+use crate::driver::device::{
+    context_handle, current, current_any, current_index, device, devices, initialise, set_current,
+};
 use crate::driver::graph;
 use crate::driver::launch::{SHARED, shared_opt_in};
 use std::cell::RefCell;
@@ -96,7 +98,7 @@ pub unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, handle: c_int) -
 fn attribute(which: u32) -> c_int {
     let arch = Config::get().arch;
     match which {
-        1 | 2 | 3 => 1024,
+        1..=3 => 1024,
         4 => 64,
         5 => i32::MAX,
         6 | 7 => 65535,
@@ -188,7 +190,12 @@ pub unsafe extern "C" fn cuCtxCreate_v3(
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuCtxCreate_v4(handle: *mut usize, _params: *mut c_void, flags: c_uint, ordinal: c_int) -> u32 {
+pub unsafe extern "C" fn cuCtxCreate_v4(
+    handle: *mut usize,
+    _params: *mut c_void,
+    flags: c_uint,
+    ordinal: c_int,
+) -> u32 {
     unsafe { cuCtxCreate_v2(handle, flags, ordinal) }
 }
 

@@ -167,7 +167,10 @@ fn copy(to: Place, from: Place, bytes: usize) -> Result<(), Fault> {
             let slice = unsafe { std::slice::from_raw_parts_mut(to as *mut u8, bytes) };
             device.memory.copy_out(from, slice).map_err(|k| refusal(from, bytes, k))?;
             if device.memory.find_uninitialised && !device.memory.written(from, bytes) {
-                report::note(format!("a copy to the host of {} was not all written", device.memory.describe(from, bytes)));
+                report::note(format!(
+                    "a copy to the host of {} was not all written",
+                    device.memory.describe(from, bytes)
+                ));
             }
             Ok(())
         }
@@ -185,7 +188,13 @@ fn copy_range(at: Place, bytes: usize) -> Result<(), Code> {
             Some(Ok(())) => Ok(()),
             _ => Err(INVALID_VALUE),
         },
-        Place::Host(a) => if a == 0 { Err(INVALID_VALUE) } else { Ok(()) },
+        Place::Host(a) => {
+            if a == 0 {
+                Err(INVALID_VALUE)
+            } else {
+                Ok(())
+            }
+        }
     }
 }
 
@@ -282,7 +291,7 @@ fn fill(at: u64, pattern: Vec<u8>, count: usize, s: &Arc<Stream>) -> Result<(), 
     if count == 0 {
         return Ok(());
     }
-    if at % pattern.len() as u64 != 0 {
+    if !at.is_multiple_of(pattern.len() as u64) {
         return Err(INVALID_VALUE);
     }
     copy_range(Place::Device(at), pattern.len() * count)?;

@@ -60,11 +60,7 @@ pub extern "C" fn cuStreamAttachMemAsync(handle: usize, _at: u64, _bytes: usize,
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuLaunchHostFunc(
-    handle: usize,
-    function: Option<extern "C" fn(*mut c_void)>,
-    data: usize,
-) -> u32 {
+pub extern "C" fn cuLaunchHostFunc(handle: usize, function: Option<extern "C" fn(*mut c_void)>, data: usize) -> u32 {
     give(stream(handle).and_then(|s| {
         let function = function.ok_or(INVALID_VALUE)?;
         s.push(Arc::new(move |_: &'static Device| {
