@@ -197,6 +197,29 @@ fn unsafe_code_stays_where_it_is_needed() {
 }
 
 #[test]
+fn unsafe_code_of_the_software_gpu_stays_at_its_edges() {
+    // Calls of C, mapped memory, processor features.
+    let places = [
+        "driver/abi/",
+        "driver/device.rs",
+        "driver/pinned.rs",
+        "nccl/abi.rs",
+        "nccl/shared.rs",
+        "check/device.rs",
+        "exec/warp.rs",
+        "exec/lanes.rs",
+        "place.rs",
+    ];
+    let mut wrong = String::new();
+    for (name, text) in files("tests/simcuda/src", "rs") {
+        if !places.iter().any(|p| name.starts_with(p)) && text.contains("unsafe ") {
+            let _ = writeln!(wrong, "tests/simcuda/src/{name} has unsafe code");
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+#[test]
 fn every_file_is_documented_and_of_readable_size() {
     let mut wrong = String::new();
     for folder in ["src", "tests"] {
