@@ -74,7 +74,7 @@ __constant__ float table[8] = {1.f, 2.f, 3.f, 4.f, 5.f, 6.f, 7.f, 8.f};
 __device__ int counter = 40;
 
 __device__ __noinline__ double slow(double x, int n) {
-  double local[16];
+  double local[16] = {};
   for (int i = 0; i < n; i++) local[i & 15] = x * i;
   double s = 0;
   for (int i = 0; i < n; i++) s += local[(i * 7) & 15];
