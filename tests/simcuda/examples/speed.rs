@@ -45,11 +45,24 @@ fn run(name: &str, check: &str) -> Counters {
     .unwrap_or_else(|f| panic!("{f}"))
 }
 
+/// Of this thread, in nanoseconds: what else the machine does counts little.
+fn processor_time() -> u64 {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: room for the answer.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut t) };
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
 fn main() {
     println!("{:<10} {:>26} {:>10} {:>8} {:>12}", "kernel", "checks", "ms", "G/s", "conflicts");
     for name in ["gelu_bias", "softmax", "tiled", "mma_bf16", "flash"] {
         for check in ["bounds", "uninitialised,counters", "all"] {
-            let best = (0..3).map(|_| run(name, check)).min_by_key(|c| c.nanoseconds).expect("three runs");
+            let timed = |_| {
+                let begin = processor_time();
+                let counters = run(name, check);
+                Counters { nanoseconds: processor_time() - begin, ..counters }
+            };
+            let best = (0..3).map(timed).min_by_key(|c| c.nanoseconds).expect("three runs");
             println!(
                 "{name:<10} {check:>26} {:>10.2} {:>8.2} {:>12.2}",
                 best.nanoseconds as f64 / 1e6,

@@ -496,6 +496,61 @@ fn matrix_instructions() {
 }
 
 #[test]
+fn matrices_of_doubles() {
+    let gpu = Gpu::new();
+    let mut next = pseudo(5);
+    let mut numbers = |n: usize| (0..n).map(|_| f64::from(next() as i16) / 64.0).collect::<Vec<f64>>();
+    let (a, b) = (numbers(32), numbers(32));
+    // Lane l holds A[l / 4][l % 4] and B[l % 4][l / 4].
+    let columns: Vec<f64> = (0..32).map(|l| b[l % 4 * 8 + l / 4]).collect();
+    let (pa, pb, out) = (gpu.put(&a), gpu.put(&columns), gpu.room(64 * 8));
+    let text = kernel(
+        3,
+        "mad.wide.u32 %rd5, %r0, 8, %rd0;\nld.global.f64 %d1, [%rd5];\nmad.wide.u32 %rd6, %r0, 8, %rd1;\nld.global.f64 %d2, [%rd6];
+         mov.f64 %d3, 0d3FF0000000000000;
+         mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%d4, %d5}, {%d1}, {%d2}, {%d3, %d3};
+         mad.wide.u32 %rd7, %r0, 16, %rd2;\nst.global.v2.f64 [%rd7], {%d4, %d5};",
+    );
+    let args = [pa, pb, out].map(Arg::Pointer);
+    gpu.launch(&text, "k", [1, 1, 1], [32, 1, 1], 0, &args).expect("no fault");
+    let got = gpu.get::<f64>(out, 64);
+    for (i, got) in got.iter().enumerate() {
+        let want = 1.0 + (0..4).map(|k| a[i / 8 * 4 + k] * b[k * 8 + i % 8]).sum::<f64>();
+        assert!((got - want).abs() < 1e-9 * want.abs().max(1.0));
+    }
+}
+
+#[test]
+fn matrices_move_between_shared_memory_and_registers() {
+    // Four matrices of 8 x 8 halves are loaded, stored transposed elsewhere, and read from there.
+    let gpu = Gpu::new();
+    let halves: Vec<u16> = (0..256).collect();
+    let (from, to) = (gpu.put(&halves), gpu.room(512));
+    let text = kernel(
+        2,
+        "mad.wide.u32 %rd5, %r0, 16, %rd0;
+         ld.global.v4.b32 {%r1, %r2, %r3, %r4}, [%rd5];
+         mov.u32 %r5, buffer;
+         mad.lo.u32 %r6, %r0, 16, %r5;
+         st.shared.v4.b32 [%r6], {%r1, %r2, %r3, %r4};
+         bar.warp.sync -1;
+         ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r7, %r8, %r9, %r10}, [%r6];
+         stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%r6+512], {%r7, %r8, %r9, %r10};
+         bar.warp.sync -1;
+         ld.shared.v4.b32 {%r1, %r2, %r3, %r4}, [%r6+512];
+         mad.wide.u32 %rd6, %r0, 16, %rd1;
+         st.global.v4.b32 [%rd6], {%r1, %r2, %r3, %r4};",
+    );
+    let text = text.replace(".visible", ".shared .align 16 .b8 buffer[1024];\n.visible");
+    gpu.launch(&text, "k", [1, 1, 1], [32, 1, 1], 0, &[Arg::Pointer(from), Arg::Pointer(to)]).expect("no fault");
+    let got = gpu.get::<u16>(to, 256);
+    for (i, got) in got.iter().enumerate() {
+        let (m, r, c) = (i / 64, i / 8 % 8, i % 8);
+        assert_eq!(usize::from(*got), 64 * m + 8 * c + r);
+    }
+}
+
+#[test]
 fn unknown_instructions_are_named_with_their_line() {
     let text = kernel(0, "wgmma.fence.sync.aligned;");
     let module = simcuda::ptx::parse::parse(&text).expect("it parses");

@@ -2,6 +2,7 @@
 //! accesses go in parts: half a warp for 8 bytes a lane, a quarter for 16.
 
 /// Parts that an access is served in and the cycles that they take. `addresses` are those of the lanes in `lanes`.
+#[inline]
 pub fn cycles(addresses: &[u32; 32], bytes: u32, lanes: u32) -> (u64, u64) {
     let group = match bytes {
         0..=4 => 32,
@@ -10,30 +11,50 @@ pub fn cycles(addresses: &[u32; 32], bytes: u32, lanes: u32) -> (u64, u64) {
     };
     let (mut parts, mut total) = (0, 0);
     for begin in (0..32).step_by(group) {
-        let mut asked = [0u32; 32];
-        let mut words = [[0u32; 32]; 32];
-        let mut worst = 0;
-        for (l, address) in addresses.iter().enumerate().skip(begin).take(group) {
-            if lanes >> l & 1 == 0 {
-                continue;
-            }
-            for k in 0..bytes.div_ceil(4) {
-                let word = address / 4 + k;
-                let bank = (word % 32) as usize;
-                let n = asked[bank] as usize;
-                if !words[bank][..n].contains(&word) {
-                    words[bank][n] = word;
-                    asked[bank] += 1;
-                    worst = worst.max(asked[bank]);
-                }
-            }
-        }
-        if worst > 0 {
+        let lanes = lanes >> begin & (u32::MAX >> (32 - group));
+        if lanes != 0 {
             parts += 1;
-            total += u64::from(worst);
+            total += part(&addresses[begin..begin + group], bytes.div_ceil(4), lanes);
         }
     }
     (parts, total)
+}
+
+/// Cycles of lanes that are served together: one, unless a bank is asked for several words.
+#[inline(always)]
+fn part(addresses: &[u32], words: u32, lanes: u32) -> u64 {
+    let mut first = [u32::MAX; 32];
+    for (l, address) in addresses.iter().enumerate() {
+        if lanes >> l & 1 == 0 {
+            continue;
+        }
+        for word in address / 4..address / 4 + words {
+            let asked = &mut first[(word % 32) as usize];
+            if *asked == u32::MAX {
+                *asked = word;
+            } else if *asked != word {
+                return conflicts(addresses, words, lanes);
+            }
+        }
+    }
+    1
+}
+
+/// The most words that any bank is asked for.
+fn conflicts(addresses: &[u32], words: u32, lanes: u32) -> u64 {
+    let mut asked = [0u8; 32];
+    // Lanes that are served together ask for 32 words at most.
+    let (mut list, mut n) = ([u32::MAX; 32], 0);
+    for (_, address) in addresses.iter().enumerate().filter(|(l, _)| lanes >> l & 1 != 0) {
+        for word in address / 4..address / 4 + words {
+            if list.iter().fold(true, |new, w| new & (*w != word)) && n < 32 {
+                list[n] = word;
+                n += 1;
+                asked[(word % 32) as usize] += 1;
+            }
+        }
+    }
+    u64::from(asked.into_iter().max().unwrap_or(1))
 }
 
 #[cfg(test)]

@@ -45,6 +45,34 @@ struct Space {
     cursor: usize,
 }
 
+/// Sets a bit in states. Gives what all of them had, and how many had the bit. At most 8 KiB of states, whose counts fit into
+/// bytes.
+#[inline(always)]
+fn mark(states: &mut [u8], bit: u8) -> (u8, u32) {
+    const N: usize = 32;
+    let (mut all, mut seen) = ([0xffu8; N], [0u8; N]);
+    let shift = bit.trailing_zeros();
+    let mut chunks = states.chunks_exact_mut(N);
+    for chunk in &mut chunks {
+        for i in 0..N {
+            all[i] &= chunk[i];
+            seen[i] += chunk[i] >> shift & 1;
+            chunk[i] |= bit;
+        }
+    }
+    let (mut every, mut count) = (0xff, 0u32);
+    for i in 0..N {
+        every &= all[i];
+        count += u32::from(seen[i]);
+    }
+    for s in chunks.into_remainder() {
+        every &= *s;
+        count += u32::from(*s >> shift & 1);
+        *s |= bit;
+    }
+    (every, count)
+}
+
 /// What is free for allocations of `bytes`, with the gap to the next one.
 fn room(bytes: usize) -> usize {
     bytes.max(1).next_multiple_of(GRAIN) + GRAIN
@@ -217,18 +245,13 @@ impl Memory {
         let at = self.at(address, into.len())?;
         self.touch(at, into.len());
         let states = self.states(at, into.len());
-        let (mut all, mut seen) = (0xffu8, 0u32);
-        for s in states.iter_mut() {
-            all &= *s;
-            seen += u32::from(*s & READ_NOW);
-            *s |= READ_NOW;
-        }
+        let (all, seen) = mark(states, READ_NOW);
         if all & ALLOCATED == 0 || (all & WRITTEN == 0 && self.find_uninitialised) {
             return Err(Self::refusal(states));
         }
         // SAFETY: `at` has checked the range; the source is the mapping, the target a slice of the caller.
         unsafe { std::ptr::copy_nonoverlapping(self.base.add(at), into.as_mut_ptr(), into.len()) };
-        Ok(into.len() as u32 - seen / u32::from(READ_NOW))
+        Ok(into.len() as u32 - seen)
     }
 
     /// A kernel writes. Gives how many of the bytes this launch had not written before.
@@ -236,19 +259,15 @@ impl Memory {
     pub fn write(&self, address: u64, from: &[u8]) -> Result<u32, Kind> {
         let at = self.at(address, from.len())?;
         let states = self.states(at, from.len());
-        let (mut all, mut seen) = (0xffu8, 0u32);
-        for s in states.iter() {
-            all &= *s;
-            seen += u32::from(*s & WROTE_NOW);
-        }
-        if all & ALLOCATED == 0 {
+        if states.iter().fold(ALLOCATED, |all, s| all & s) == 0 {
             return Err(Self::refusal(states));
         }
-        states.iter_mut().for_each(|s| *s |= WRITTEN | WROTE_NOW);
         self.touch(at, from.len());
+        let (_, seen) = mark(states, WROTE_NOW);
+        states.iter_mut().for_each(|s| *s |= WRITTEN);
         // SAFETY: `at` has checked the range.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.base.add(at), from.len()) };
-        Ok(from.len() as u32 - seen / u32::from(WROTE_NOW))
+        Ok(from.len() as u32 - seen)
     }
 
     /// Forgets what the launch that ended has read and written.

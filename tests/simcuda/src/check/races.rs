@@ -47,6 +47,8 @@ struct Word {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum How {
     Read,
+    /// By several lanes of the warp at once.
+    ReadByAll,
     Write,
     Atomic,
 }
@@ -110,17 +112,41 @@ impl Races {
     pub fn access(&mut self, warp: u32, lane: u32, at: u32, bytes: u32, how: How) -> Option<Other> {
         let knows = self.knows.get(warp as usize)?;
         let clock = knows[warp as usize];
+        let reads = matches!(how, How::Read | How::ReadByAll);
+        let several = u32::from(how == How::ReadByAll) << 5;
+        if bytes == 4 && at.is_multiple_of(4) && reads {
+            // What most accesses are: a word that this warp may read, and has read already or reads as the first.
+            let new = Access(Access::new(warp, clock, lane, 15, false).0 | several);
+            let state = &mut self.words[at as usize / 4];
+            let ordered = |old: Access| {
+                let alone = old.lane() == lane && !old.several() && !new.several();
+                let own = old.warp() == warp && old.clock() == clock && !alone;
+                knows[old.warp() as usize] >= old.clock() && !(own && self.within_warps && old.bytes() != 0)
+            };
+            if ordered(state.writes[0]) & ordered(state.writes[1]) {
+                let kept = &mut state.reads[0];
+                if (kept.0 ^ new.0) & !0x7e0 == 0 {
+                    kept.0 |= u32::from(kept.lane() != lane) << 5 | several;
+                    return None;
+                }
+                if kept.bytes() == 0 || kept.warp() == warp && kept.clock() < clock {
+                    *kept = new;
+                    return None;
+                }
+            }
+        }
         let (mut at, end) = (at, at + bytes);
         let mut found = None;
         while at < end {
             let (word, first) = (at / 4, at % 4);
             let n = (end - at).min(4 - first);
-            let new = Access::new(warp, clock, lane, ((1 << n) - 1) << first, how == How::Atomic);
+            let mut new = Access::new(warp, clock, lane, ((1 << n) - 1) << first, how == How::Atomic);
+            new.0 |= several;
             let within = self.within_warps;
             let races = |old: Access| {
                 old.bytes() & new.bytes() != 0
                     && if old.warp() == warp {
-                        within && old.clock() == clock && (old.lane() != lane || old.several())
+                        within && old.clock() == clock && (old.lane() != lane || old.several() || new.several())
                     } else {
                         knows[old.warp() as usize] < old.clock()
                     }
@@ -133,14 +159,14 @@ impl Races {
                     found = Some(other(old, true));
                 }
             }
-            if how != How::Read {
+            if !reads {
                 for old in state.reads {
                     if races(old) {
                         found = Some(other(old, false));
                     }
                 }
             }
-            let list = if how == How::Read { &mut state.reads } else { &mut state.writes };
+            let list = if reads { &mut state.reads } else { &mut state.writes };
             note(list, new, knows);
             at += n;
         }
@@ -163,7 +189,7 @@ fn note(list: &mut [Access; 2], new: Access, knows: &[u32; 32]) {
     for old in list.iter_mut() {
         let alike = (old.0 ^ new.0) & !0x7ef == 0;
         if old.bytes() != 0 && alike {
-            let several = old.several() || old.lane() != new.lane();
+            let several = old.several() || new.several() || old.lane() != new.lane();
             old.0 |= new.bytes() | u32::from(several) << 5;
             return;
         }

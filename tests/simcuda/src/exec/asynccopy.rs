@@ -3,7 +3,7 @@
 
 use super::env::{Env, addresses};
 use super::lanes::{Flow, LANES, NONE, Op, Run};
-use super::memory::{Bytes, WIDE_ADDRESS, count_banks, read_global, unaligned, within};
+use super::memory::{WIDE_ADDRESS, count_banks, read_global, unaligned, within};
 use super::warp::Warp;
 use crate::check::fault::Kind;
 use crate::check::races::How;
@@ -70,7 +70,7 @@ fn copy(op: &Op, w: &mut Warp, env: &mut Env) -> Flow {
 fn arrive(copy: &Copy, w: &mut Warp, env: &mut Env) -> Flow {
     let (exec, total, op) = (w.exec, copy.bytes, &copy.op);
     let full = (0..LANES).filter(|l| copy.lanes >> l & 1 != 0 && copy.read[*l] as usize >= total);
-    let mut bytes: Bytes = [0; LANES * 16];
+    let mut bytes = [0u8; LANES * 16];
     w.exec = full.fold(0, |m, l| m | 1 << l);
     let mut flow = Flow::Next;
     if w.exec != 0 {

@@ -3,7 +3,7 @@
 
 use super::half::{Bf16, F16, Half};
 use super::lanes::{Flow, LANES, NONE, Op, Run};
-use super::math::{Round, canonical, direct, flush, maximum, narrow};
+use super::math::{Round, canonical, direct, flush, maximum, narrow, saturate};
 use super::warp::Warp;
 use crate::lane_fn;
 use crate::ptx::tree::{Instr, Ty};
@@ -40,8 +40,14 @@ pub fn convert(instr: &Instr, wide_from: bool, wide_to: bool) -> Option<(Run, u6
     let has = |m: &str| instr.has(m);
     let plain = !has("sat") && !has("ftz") && !has("relu") && !has("satfinite");
     let nearest = !has("rz") && !has("rm") && !has("rp");
+    let only_sat = has("sat") && !has("ftz") && !has("relu") && nearest;
     let fast = match (to, from) {
+        (Ty::F32, Ty::F32) if only_sat && !has("rni") => Some(op1!(f32 => f32, saturate)),
         _ if !plain => None,
+        (Ty::F32, Ty::F32) if has("rni") => Some(op1!(f32 => f32, |a| canonical(a.round_ties_even()))),
+        (Ty::F32, Ty::F32) if has("rzi") => Some(op1!(f32 => f32, |a| canonical(a.trunc()))),
+        (Ty::F32, Ty::F32) if has("rmi") => Some(op1!(f32 => f32, |a| canonical(a.floor()))),
+        (Ty::F64, Ty::S32) => Some(op1!(i32 => f64, f64::from)),
         (Ty::Bf16, Ty::F32) if nearest => Some(op1!(f32 => u16, Bf16::of_f32)),
         (Ty::F16, Ty::F32) if nearest => Some(op1!(f32 => u16, F16::of_f32)),
         (Ty::F32, Ty::Bf16) => Some(op1!(u16 => f32, |a| canonical(Bf16::to_f32(a)))),

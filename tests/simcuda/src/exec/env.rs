@@ -47,14 +47,14 @@ impl Env<'_> {
         let range = at as usize..(at + bytes) as usize;
         if how == How::Write {
             self.shared.written[range].fill(1);
-        } else if self.shared.find_uninitialised && self.shared.written[range].contains(&0) {
+        } else if self.shared.find_uninitialised && self.shared.written[range].iter().fold(1, |all, w| all & w) == 0 {
             let message = format!("{bytes} bytes at byte {at} of shared memory were not written by this block");
             self.fail(op, 1 << lane, Kind::Uninitialised, message);
             return false;
         }
         let Some(races) = &mut self.shared.races else { return true };
         let Some(other) = races.access(self.warp, lane as u32, at, bytes, how) else { return true };
-        let verb = if how == How::Read { "reads" } else { "writes" };
+        let verb = if matches!(how, How::Read | How::ReadByAll) { "reads" } else { "writes" };
         let did = if other.wrote { "wrote" } else { "read" };
         let message = format!(
             "{verb} {bytes} bytes at byte {at} of shared memory, which thread {} {did} with no barrier between",

@@ -68,8 +68,7 @@ fn misaligned(at: &[u64; LANES], exec: u32, bytes: u64) -> u32 {
 /// Sectors of 32 bytes that lanes touch, where neighbours in memory are neighbours in the warp.
 fn sectors(at: &[u64; LANES], exec: u32, bytes: u64) -> u64 {
     let (mut last, mut n) = (u64::MAX, 0);
-    for (l, a) in at.iter().enumerate().filter(|(l, _)| exec >> l & 1 != 0) {
-        let _ = l;
+    for (_, a) in at.iter().enumerate().filter(|(l, _)| exec >> l & 1 != 0) {
         for s in a / 32..=(a + bytes - 1) / 32 {
             n += u64::from(s != last);
             last = s;
@@ -93,8 +92,8 @@ pub fn unaligned(op: &Op, env: &mut Env, lanes: u32, at: &[u64; LANES], bytes: u
     Flow::Fault
 }
 
-/// Bytes of all lanes, for elements of up to 16 bytes a lane.
-pub type Bytes = [u8; LANES * 16];
+/// Bytes of all lanes, one lane's after the other.
+pub type Bytes = [u8];
 
 /// Reads `total` bytes for each lane from global memory.
 #[inline(always)]
@@ -150,6 +149,10 @@ pub fn write_global(op: &Op, w: &Warp, env: &mut Env, at: &[u64; LANES], total: 
 /// Faults for lanes outside of a space of `size` bytes.
 #[inline(always)]
 pub fn within(op: &Op, w: &Warp, env: &mut Env, at: &[u64; LANES], total: usize, size: usize, space: &str) -> bool {
+    let most = (size as u64).wrapping_sub(total as u64);
+    if size >= total && (0..LANES).fold(true, |good, l| good & (at[l] <= most)) {
+        return true;
+    }
     for l in 0..LANES {
         if w.exec >> l & 1 != 0 && at[l].checked_add(total as u64).is_none_or(|end| end > size as u64) {
             let message = format!("{total} bytes at byte {} of {size} bytes of {space} memory", at[l] as i64);
@@ -181,9 +184,25 @@ fn read_shared(op: &Op, w: &Warp, env: &mut Env, at: &[u64; LANES], total: usize
         return Flow::Fault;
     }
     count_banks(w, env, at, total);
+    let first = w.exec.trailing_zeros() as usize;
+    if at.iter().all(|a| *a == at[first]) {
+        // All lanes read the same place, and get what one of them reads.
+        if !env.note_shared(op, first, at[first] as u32, total as u32, How::ReadByAll) {
+            return Flow::Fault;
+        }
+        let a = at[first] as usize;
+        let value = &env.shared.data[a..a + total];
+        into[..LANES * total].chunks_exact_mut(total).for_each(|i| i.copy_from_slice(value));
+        return Flow::Next;
+    }
+    let checked = env.shared.find_uninitialised || env.shared.races.is_some();
     for l in 0..LANES {
         if w.exec >> l & 1 != 0 {
-            if !env.note_shared(op, l, at[l] as u32, total as u32, How::Read) {
+            // Neighbours often read the same place: it is looked at once for all of them.
+            let next = l + 1 < LANES && w.exec >> (l + 1) & 1 != 0 && at[l + 1] == at[l];
+            let before = l > 0 && w.exec >> (l - 1) & 1 != 0 && at[l - 1] == at[l];
+            let how = if next { How::ReadByAll } else { How::Read };
+            if checked && !before && !env.note_shared(op, l, at[l] as u32, total as u32, how) {
                 return Flow::Fault;
             }
             let a = at[l] as usize;
@@ -281,8 +300,8 @@ fn element<const E: usize>(bytes: &[u8]) -> u64 {
 }
 
 #[inline(always)]
-fn load<const E: usize, const N: usize, const S: u8>(op: &Op, w: &mut Warp, env: &mut Env) -> Flow {
-    let total = E * N;
+fn load<const E: usize, const N: usize, const T: usize, const S: u8>(op: &Op, w: &mut Warp, env: &mut Env) -> Flow {
+    let total = T;
     let mut at = addresses(w, op.a, op.c & WIDE_ADDRESS != 0, op.imm);
     let space = if S == GENERIC {
         let Some(space) = specific(op, w, env, &mut at) else { return Flow::Fault };
@@ -294,8 +313,9 @@ fn load<const E: usize, const N: usize, const S: u8>(op: &Op, w: &mut Warp, env:
     if wrong != 0 {
         return unaligned(op, env, wrong, &at, total as u64);
     }
-    let mut bytes = [0u8; LANES * 16];
-    if read(op, w, env, space, &at, total, &mut bytes) != Flow::Next {
+    let mut bytes = [[0u8; T]; LANES];
+    let bytes = bytes.as_flattened_mut();
+    if read(op, w, env, space, &at, total, bytes) != Flow::Next {
         return Flow::Fault;
     }
     for k in 0..N {
@@ -323,8 +343,8 @@ fn load<const E: usize, const N: usize, const S: u8>(op: &Op, w: &mut Warp, env:
 }
 
 #[inline(always)]
-fn store<const E: usize, const N: usize, const S: u8>(op: &Op, w: &mut Warp, env: &mut Env) -> Flow {
-    let total = E * N;
+fn store<const E: usize, const N: usize, const T: usize, const S: u8>(op: &Op, w: &mut Warp, env: &mut Env) -> Flow {
+    let total = T;
     let mut at = addresses(w, op.a, op.c & WIDE_ADDRESS != 0, op.imm);
     let space = if S == GENERIC {
         let Some(space) = specific(op, w, env, &mut at) else { return Flow::Fault };
@@ -336,7 +356,8 @@ fn store<const E: usize, const N: usize, const S: u8>(op: &Op, w: &mut Warp, env
     if wrong != 0 {
         return unaligned(op, env, wrong, &at, total as u64);
     }
-    let mut bytes = [0u8; LANES * 16];
+    let mut bytes = [[0u8; T]; LANES];
+    let bytes = bytes.as_flattened_mut();
     for k in 0..N {
         let row = op.more[k];
         if E == 8 || op.c & WIDE_REGISTERS != 0 {
@@ -351,23 +372,23 @@ fn store<const E: usize, const N: usize, const S: u8>(op: &Op, w: &mut Warp, env
             }
         }
     }
-    write(op, w, env, space, &at, total, &bytes)
+    write(op, w, env, space, &at, total, bytes)
 }
 
 macro_rules! by_shape {
     ($f:ident, $s:ident, $bytes:expr, $count:expr) => {
         match ($bytes, $count) {
-            (1, 1) => lane_fn!(|op, w, env| $f::<1, 1, $s>(op, w, env)),
-            (1, 2) => lane_fn!(|op, w, env| $f::<1, 2, $s>(op, w, env)),
-            (1, 4) => lane_fn!(|op, w, env| $f::<1, 4, $s>(op, w, env)),
-            (2, 1) => lane_fn!(|op, w, env| $f::<2, 1, $s>(op, w, env)),
-            (2, 2) => lane_fn!(|op, w, env| $f::<2, 2, $s>(op, w, env)),
-            (2, 4) => lane_fn!(|op, w, env| $f::<2, 4, $s>(op, w, env)),
-            (4, 1) => lane_fn!(|op, w, env| $f::<4, 1, $s>(op, w, env)),
-            (4, 2) => lane_fn!(|op, w, env| $f::<4, 2, $s>(op, w, env)),
-            (4, 4) => lane_fn!(|op, w, env| $f::<4, 4, $s>(op, w, env)),
-            (8, 1) => lane_fn!(|op, w, env| $f::<8, 1, $s>(op, w, env)),
-            (8, 2) => lane_fn!(|op, w, env| $f::<8, 2, $s>(op, w, env)),
+            (1, 1) => lane_fn!(|op, w, env| $f::<1, 1, 1, $s>(op, w, env)),
+            (1, 2) => lane_fn!(|op, w, env| $f::<1, 2, 2, $s>(op, w, env)),
+            (1, 4) => lane_fn!(|op, w, env| $f::<1, 4, 4, $s>(op, w, env)),
+            (2, 1) => lane_fn!(|op, w, env| $f::<2, 1, 2, $s>(op, w, env)),
+            (2, 2) => lane_fn!(|op, w, env| $f::<2, 2, 4, $s>(op, w, env)),
+            (2, 4) => lane_fn!(|op, w, env| $f::<2, 4, 8, $s>(op, w, env)),
+            (4, 1) => lane_fn!(|op, w, env| $f::<4, 1, 4, $s>(op, w, env)),
+            (4, 2) => lane_fn!(|op, w, env| $f::<4, 2, 8, $s>(op, w, env)),
+            (4, 4) => lane_fn!(|op, w, env| $f::<4, 4, 16, $s>(op, w, env)),
+            (8, 1) => lane_fn!(|op, w, env| $f::<8, 1, 8, $s>(op, w, env)),
+            (8, 2) => lane_fn!(|op, w, env| $f::<8, 2, 16, $s>(op, w, env)),
             _ => return None,
         }
     };
