@@ -4,7 +4,7 @@ mod common;
 
 use common::{difference, floats};
 use cudarc::driver::sys::{self, CUstreamCaptureMode};
-use cudarc::driver::{CudaContext, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaContext, DevicePtr, DevicePtrMut, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
 use std::process::{Command, Output};
 use std::sync::Arc;
@@ -119,6 +119,25 @@ fn memory_is_counted_and_runs_out() {
     assert_eq!(stream.clone_dtoh(&copy).expect("a copy")[999], 999);
     let (free, total) = gpu.mem_get_info().expect("figures");
     assert!(free < total && total == 1 << 30);
+}
+
+#[test]
+fn copies_between_devices_and_fills() {
+    let (first, second) = (context(0), context(1));
+    let (a, b) = (first.new_stream().expect("a stream"), second.new_stream().expect("a stream"));
+    let x = a.clone_htod(&[7u32, 8, 9]).expect("a copy");
+    a.synchronize().expect("no fault");
+    second.bind_to_thread().expect("a context");
+    let mut y = b.alloc_zeros::<u32>(3).expect("room");
+    {
+        let (from, to) = (x.device_ptr(&a).0, y.device_ptr_mut(&b).0);
+        // SAFETY: both have as many bytes, and the contexts are theirs.
+        let code = unsafe { sys::cuMemcpyPeerAsync(to, second.cu_ctx(), from, first.cu_ctx(), 12, b.cu_stream()) };
+        assert_eq!(code, sys::cudaError_enum::CUDA_SUCCESS);
+    }
+    assert_eq!(b.clone_dtoh(&y).expect("a copy"), [7, 8, 9]);
+    b.memset_zeros(&mut y).expect("a fill");
+    assert_eq!(b.clone_dtoh(&y).expect("a copy"), [0; 3]);
 }
 
 #[test]

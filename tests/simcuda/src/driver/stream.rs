@@ -4,9 +4,10 @@
 use super::codes::{CAPTURE_UNSUPPORTED, Code};
 use super::device::Device;
 use super::graph::Tail;
-use crate::check::fault::Fault;
+use crate::check::fault::{Fault, Kind};
 use crate::config::Config;
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
@@ -255,10 +256,16 @@ impl Stream {
             match item {
                 // What follows a fault is not run, only ended.
                 Item::Run(work) => {
-                    if self.device.check().is_ok()
-                        && let Err(fault) = work.run(self.device)
-                    {
-                        self.device.fail(&fault);
+                    if self.device.check().is_ok() {
+                        // A mistake of the software GPU itself must not leave others waiting for this thread.
+                        let device = self.device;
+                        let ran = catch_unwind(AssertUnwindSafe(|| work.run(device))).unwrap_or_else(|_| {
+                            let message = String::from("the software GPU has panicked");
+                            Err(Fault { kind: Kind::Invalid, place: None, message })
+                        });
+                        if let Err(fault) = ran {
+                            device.fail(&fault);
+                        }
                     }
                 }
                 Item::Record(mark) => mark.finish(),

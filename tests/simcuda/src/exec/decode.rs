@@ -155,7 +155,7 @@ impl Decoder<'_> {
     fn predicate(&self, operand: &Operand) -> Option<u32> {
         match operand {
             Operand::Reg(r) if self.ty(*r) == Ty::Pred => Some(self.row(*r) << 1),
-            Operand::Not(r) => Some(self.row(*r) << 1 | 1),
+            Operand::Not(r) if self.ty(*r) == Ty::Pred => Some(self.row(*r) << 1 | 1),
             Operand::Imm { bits, .. } => Some((self.no_predicate + 1) << 1 | u32::from(*bits == 0)),
             _ => None,
         }
@@ -176,6 +176,9 @@ impl Decoder<'_> {
         };
         op.line = instr.line;
         if let Some((r, negated)) = instr.guard {
+            if self.ty(r) != Ty::Pred {
+                return error(instr.line, "the guard is no predicate");
+            }
             op.guard = self.row(r) << 1 | u32::from(negated);
         }
         Ok(op)
