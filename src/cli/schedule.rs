@@ -17,11 +17,17 @@ pub fn run(args: &ScheduleArgs, threads: usize, out: &mut Output) -> Code {
             Err(d) => return out.findings(&Findings::of(d)),
         },
     };
-    let shown = match schedule::shown(&args.compile.options(threads), &clock, &Disk) {
+    let mut shown = match schedule::shown(&args.compile.options(threads), &clock, &Disk) {
         Ok(s) => s,
         Err(findings) => return out.findings(&findings),
     };
     out.findings(&shown.findings);
+    if args.certify {
+        match schedule::of_ranks(&args.compile.options(threads), &Disk) {
+            Ok(certificate) => shown.timeline.of_ranks = certificate,
+            Err(findings) => return out.findings(&findings),
+        }
+    }
     let t = &shown.timeline;
     let beside = match args.compare.as_ref().map(|trace| shown.beside(trace)) {
         Some(Err(d)) => return out.findings(&Findings::of(d)),

@@ -5,8 +5,8 @@ use super::costs::Model;
 use super::findings::{Findings, Outcome};
 use super::options::Options;
 use super::passes::internal;
-use super::pipeline::{sound, train_item, with};
-use super::plan;
+use super::pipeline::{graphs, sound, train_item, with};
+use super::{plan, sharding, stages};
 use crate::diag::{Diagnostic, Sink};
 use crate::elaborate::plan::{Pipeline, ResolvedPlan, all as plans, find};
 use crate::elaborate::{Elab, Mode};
@@ -15,7 +15,7 @@ use crate::inspect::schedule::compare::{Comparison, Measured};
 use crate::ir::Graph;
 use crate::resolve::{ItemRef, Program};
 use crate::runtime::data::reason;
-use crate::schedule::certify::{Refusal, certify};
+use crate::schedule::certify::{Certificate, Refusal, certify};
 use crate::schedule::check::check;
 use crate::schedule::file::{self, Written};
 use crate::schedule::program::{self, build};
@@ -91,6 +91,7 @@ pub fn shown(options: &Options, clock: &Clock, world: &dyn World) -> Outcome<Sho
         table,
         simulation,
         certificate,
+        of_ranks: None,
     };
     let copies = plan.ranks() as usize / ranks;
     Ok(Shown {
@@ -101,6 +102,19 @@ pub fn shown(options: &Options, clock: &Clock, world: &dyn World) -> Outcome<Sho
         program,
         findings: Findings { sources: c.sources, sink: c.sink },
     })
+}
+
+/// What is shown of the program that the ranks of the options' plan run; none where nothing is trained, or by one rank.
+pub fn of_ranks(options: &Options, world: &dyn World) -> Outcome<Option<Certificate>> {
+    let options = plan::spread(options, world)?;
+    let c = sound(check::load(&options.request, world))?;
+    if train_item(&options, &c).is_err() {
+        return Ok(None);
+    }
+    let g = graphs(&options, world)?;
+    let Some(programs) = sharding::programs(&g)? else { return Ok(None) };
+    let staged = stages::staged(&g, &programs, &options.lowering())?;
+    Ok(staged.map(|s| s.train.certificate))
 }
 
 impl Shown {

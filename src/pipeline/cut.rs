@@ -6,6 +6,7 @@ use super::flat::{Part, flatten};
 use super::lists::{Does, Item, Lists, waits};
 use super::stages::{Stages, Turns};
 use crate::ir::*;
+use crate::schedule::certify::Certificate;
 use crate::schedule::{Continued, Table, Work};
 use crate::types::When;
 use indexmap::{IndexMap, IndexSet};
@@ -29,6 +30,8 @@ pub struct Pipelined {
     /// By sum: the first value that is added, for where it comes from.
     pub grown: Vec<Option<ValueId>>,
     pub microbatches: usize,
+    /// What was shown of the lists.
+    pub certificate: Certificate,
     /// How steps go over into each other, if they do.
     pub onward: Option<Onward>,
 }
@@ -461,7 +464,7 @@ impl Cutter<'_> {
         }
         let g = self.g();
         let sums: Vec<ValueId> = self.s.flat.sums.iter().map(|s| s.total).collect();
-        let lists = waits(lists, &functions, &|var| bytes(g, &sums, var))?;
+        let (lists, certificate) = waits(lists, &functions, &|var| bytes(g, &sums, var))?;
         let is_value = |o: &Output| matches!(o.kind, OutputKind::Loss | OutputKind::Metric | OutputKind::Value);
         let outputs = (0..g.outputs.len())
             .filter(|k| is_value(&g.outputs[*k]))
@@ -486,6 +489,7 @@ impl Cutter<'_> {
             sums,
             grown,
             microbatches: self.table.microbatches,
+            certificate,
             onward: endless.map(|e| Onward { carried, latest: e.latest }),
             graph: self.s.flat.g,
         })

@@ -3,9 +3,10 @@
 use super::behind::Behind;
 use super::cut::{Cutter, Key};
 use super::draw::{Function, Var};
-use crate::ir::{Phase, ValueId};
-use crate::schedule::certify::certify;
-use crate::schedule::program::{Event, Message, Program, What};
+use crate::ir::{BlockId, ENTRY, Graph, Op, Phase, ValueId};
+use crate::mesh::Atom;
+use crate::schedule::certify::{Certificate, certify};
+use crate::schedule::program::{Event, Members, Message, Program, What};
 use crate::schedule::{Action, Continued, Work};
 use crate::types::When;
 use indexmap::{IndexMap, IndexSet};
@@ -221,23 +222,26 @@ impl<'a, 'b> Lists<'a, 'b> {
     }
 }
 
-/// Adds the waits for what was sent: two calls later if that cannot stop the ranks, else at the end. Err: why the ranks may not come
-/// to an end.
+/// Adds the waits for what was sent: two calls later if that cannot stop the ranks, else at the end; with what was shown of all kinds of
+/// runs. Err: why the ranks may not come to an end.
 pub fn waits(
     lists: Vec<Vec<Item>>,
     functions: &[Function],
     bytes: &dyn Fn(&Var) -> usize,
-) -> Result<Vec<Vec<Item>>, String> {
+) -> Result<(Vec<Vec<Item>>, Certificate), String> {
+    let judged = |lists: &[Vec<Item>]| {
+        runs(lists).iter().try_fold(Certificate::default(), |shown, lists| {
+            let step = events(lists, functions, bytes);
+            let more = certify(&step).map_err(|refusal| refusal.message(&step))?;
+            Ok(shown.and(&more))
+        })
+    };
     let soon: Vec<Vec<Item>> = lists.iter().map(|l| with_waits(l, 2)).collect();
-    if runs(&soon).into_iter().all(|lists| certify(&events(&lists, functions, bytes)).is_ok()) {
-        return Ok(soon);
+    if let Ok(shown) = judged(&soon) {
+        return Ok((soon, shown));
     }
     let late: Vec<Vec<Item>> = lists.iter().map(|l| with_waits(l, usize::MAX)).collect();
-    for lists in runs(&late) {
-        let step = events(&lists, functions, bytes);
-        certify(&step).map_err(|refusal| refusal.message(&step))?;
-    }
-    Ok(late)
+    judged(&late).map(|shown| (late, shown))
 }
 
 /// The lists of all kinds of runs that there are.
@@ -253,7 +257,31 @@ fn runs(lists: &[Vec<Item>]) -> Vec<Vec<Vec<&Does>>> {
     }
 }
 
-/// Lists in the language of certificates. Messages go from rank to rank here, and each has a slot of its own.
+/// Collectives of a function in their order, those of loops once: communicator, kind and bytes.
+fn collectives(f: &Function, known: &mut IndexMap<Vec<Atom>, Members>) -> Vec<What> {
+    fn add(g: &Graph, block: BlockId, known: &mut IndexMap<Vec<Atom>, Members>, out: &mut Vec<What>) {
+        for id in &g.block(block).ops {
+            match &g.op(*id).op {
+                Op::Loop { body, .. } => add(g, *body, known, out),
+                Op::Collective(c) if !c.atoms.is_empty() => {
+                    let copies = c.atoms.iter().map(|a| g.mesh.size(*a)).product();
+                    let entry = known.entry(c.atoms.clone());
+                    let communicator = entry.index();
+                    entry.or_insert(Members::Copies(copies));
+                    let bytes = g.bytes(g.op(*id).args[0]) as u64;
+                    out.push(What::Collective { communicator, kind: c.kind as u32, bytes });
+                }
+                _ => {}
+            }
+        }
+    }
+    let mut out = Vec::new();
+    add(&f.graph, ENTRY, known, &mut out);
+    out
+}
+
+/// Lists in the language of certificates. Messages go from rank to rank here, and each has a slot of its own; collectives go along other axes,
+/// between ranks that run the same list.
 fn events(lists: &[Vec<&Does>], functions: &[Function], bytes: &dyn Fn(&Var) -> usize) -> Program {
     let message = |var: &Var, microbatch: usize, number: usize, from: usize, to: usize| Message {
         from,
@@ -263,6 +291,8 @@ fn events(lists: &[Vec<&Does>], functions: &[Function], bytes: &dyn Fn(&Var) -> 
         shape: 0,
         bytes: bytes(var) as u64,
     };
+    let mut communicators = IndexMap::new();
+    let exchanges: Vec<Vec<What>> = functions.iter().map(|f| collectives(f, &mut communicators)).collect();
     let of = |rank: usize, list: &Vec<&Does>| -> (Vec<Event>, Vec<u32>) {
         let mut there: HashMap<(Var, usize), (usize, Message)> = HashMap::new();
         let mut events = Vec::with_capacity(list.len());
@@ -270,6 +300,8 @@ fn events(lists: &[Vec<&Does>], functions: &[Function], bytes: &dyn Fn(&Var) -> 
             let what = match item {
                 Does::Resume { .. } => continue,
                 Does::Call { function, microbatch } => {
+                    let exchanged = exchanges[*function].iter().map(|what| Event { stream: 0, what: what.clone() });
+                    events.extend(exchanged);
                     let action = Action::new(Work::F, *function, *microbatch);
                     let read = functions[*function].args.iter().filter(|a| a.reads).filter_map(|a| {
                         let each = if let Var::Each(_) = a.var { *microbatch } else { 0 };
@@ -294,7 +326,7 @@ fn events(lists: &[Vec<&Does>], functions: &[Function], bytes: &dyn Fn(&Var) -> 
         (events, vec![0; there.len()])
     };
     let (ranks, slots) = lists.iter().enumerate().map(|(rank, list)| of(rank, list)).unzip();
-    Program { ranks, slots, communicators: Vec::new() }
+    Program { ranks, slots, communicators: communicators.into_values().collect() }
 }
 
 fn with_waits(list: &[Item], calls: usize) -> Vec<Item> {

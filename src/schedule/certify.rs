@@ -42,6 +42,19 @@ impl Certificate {
         self.by_kind().iter().map(|k| k.1).sum()
     }
 
+    /// What was shown of another step, too.
+    pub fn and(&self, other: &Certificate) -> Certificate {
+        Certificate {
+            events: self.events + other.events,
+            rendezvous: self.rendezvous + other.rendezvous,
+            collectives: self.collectives + other.collectives,
+            launches: self.launches + other.launches,
+            reads: self.reads + other.reads,
+            reuses: self.reuses + other.reuses,
+            waits: self.waits + other.waits,
+        }
+    }
+
     pub fn by_kind(&self) -> [(&'static str, usize); 7] {
         [
             ("progress", self.events),

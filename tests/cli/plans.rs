@@ -226,6 +226,21 @@ fn parameters_are_gathered_as_often_as_is_said() {
     assert!(once > 4 && kept == 2 * once && again > kept, "{once} {kept} {again}");
 }
 
+/// What the ranks of a program run is shown to end, collectives included.
+#[test]
+fn a_certificate_is_of_what_ranks_run_too() {
+    let folder = tiny();
+    let at = folder.path();
+    write(at, "deep.pta", DEEP);
+    let text = succeeds(at, &["schedule", "deep.pta", "--plan", "stages", "--certify"]);
+    let (_, of_ranks) = text.split_once("that the ranks run").expect("a second certificate");
+    assert!(of_ranks.contains("collectives are called alike") && of_ranks.contains("receives meet"), "{text}");
+    let json = succeeds(at, &["schedule", "deep.pta", "--plan", "stages", "--certify", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).expect("an object");
+    let of = |key: &str| json["certificate_of_ranks"][key].as_u64().expect("a number");
+    assert!(of("obligations") > of("progress") && of("collectives") > 0 && of("rendezvous") > 0, "{json}");
+}
+
 /// All steps of a run that go over into each other, beside the same in the schedule.
 #[test]
 fn a_run_without_a_bubble_between_steps_is_compared_as_a_whole() {

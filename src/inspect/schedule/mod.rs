@@ -32,6 +32,8 @@ pub struct Timeline {
     pub table: Table,
     pub simulation: Simulation,
     pub certificate: Certificate,
+    /// Of the program that the ranks run, if it was asked for.
+    pub of_ranks: Option<Certificate>,
 }
 
 impl Timeline {
@@ -77,8 +79,11 @@ impl Timeline {
             "machine": self.machine,
             "turns": self.turns,
             "peak_activations": self.simulation.peak_activations,
-            "certificate": self.certificate_json(),
+            "certificate": certificate_json(&self.certificate),
         });
+        if let Some(c) = &self.of_ranks {
+            out["certificate_of_ranks"] = certificate_json(c);
+        }
         if self.steps > 1 {
             out["steps"] = self.steps.into();
             out["step_between"] = json!({"makespan": number(self.between), "bubble_fraction": self.bubble_between()});
@@ -89,15 +94,6 @@ impl Timeline {
     /// As `schedule = file(..)` reads it.
     pub fn csv(&self) -> String {
         file::print(&self.table)
-    }
-
-    fn certificate_json(&self) -> Json {
-        let mut out = Map::new();
-        out.insert("obligations".into(), json!(self.certificate.obligations()));
-        for (kind, n) in self.certificate.by_kind() {
-            out.insert(kind.into(), json!(n));
-        }
-        Json::Object(out)
     }
 
     /// A rank's actions with their times.
@@ -119,6 +115,15 @@ impl Timeline {
     fn name(&self, a: Action, chunked: bool) -> String {
         if chunked { a.to_string() } else { format!("{}{}", a.op.name(), a.microbatch) }
     }
+}
+
+fn certificate_json(c: &Certificate) -> Json {
+    let mut out = Map::new();
+    out.insert("obligations".into(), json!(c.obligations()));
+    for (kind, n) in c.by_kind() {
+        out.insert(kind.into(), json!(n));
+    }
+    Json::Object(out)
 }
 
 /// Whole numbers are written so.

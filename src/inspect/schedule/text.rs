@@ -2,6 +2,7 @@
 
 use super::{Timeline, time};
 use crate::schedule::Work;
+use crate::schedule::certify::Certificate;
 use std::fmt::Write;
 
 /// Rows of more characters than about this are cut in the middle.
@@ -55,19 +56,18 @@ impl Timeline {
 
     /// What was shown of the step's communication.
     pub fn certificate_text(&self) -> String {
-        let c = &self.certificate;
-        let mut out = format!("certified free of deadlock, with no buffers: {} obligations\n", c.obligations());
-        let told = [
-            ("events end, for no ranks wait in a circle", c.events),
-            ("receives meet the send of the same message, shape and size", c.rendezvous),
-            ("collectives are called alike by all their members", c.collectives),
-            ("orders of communicators with common ranks are the same on them", c.launches),
-            ("reads find the message that they need", c.reads),
-            ("slots are written again after their last reader", c.reuses),
-            ("waits between streams are signalled", c.waits),
-        ];
-        for (what, n) in told.into_iter().filter(|t| t.1 > 0) {
-            let _ = writeln!(out, "{n:>8}  {what}");
+        let mut out = format!(
+            "certified free of deadlock, with no buffers: {} obligations\n{}",
+            self.certificate.obligations(),
+            shown(&self.certificate)
+        );
+        if let Some(c) = &self.of_ranks {
+            let _ = writeln!(
+                out,
+                "so are the lists of functions, sends and receives that the ranks run: {} obligations\n{}",
+                c.obligations(),
+                shown(c).trim_end()
+            );
         }
         out
     }
@@ -140,4 +140,22 @@ impl Timeline {
             out.push('\n');
         }
     }
+}
+
+/// What a certificate shows, a line each.
+fn shown(c: &Certificate) -> String {
+    let mut out = String::new();
+    let told = [
+        ("events end, for no ranks wait in a circle", c.events),
+        ("receives meet the send of the same message, shape and size", c.rendezvous),
+        ("collectives are called alike by all their members", c.collectives),
+        ("orders of communicators with common ranks are the same on them", c.launches),
+        ("reads find the message that they need", c.reads),
+        ("slots are written again after their last reader", c.reuses),
+        ("waits between streams are signalled", c.waits),
+    ];
+    for (what, n) in told.into_iter().filter(|t| t.1 > 0) {
+        let _ = writeln!(out, "{n:>8}  {what}");
+    }
+    out
 }
