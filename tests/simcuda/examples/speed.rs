@@ -1,4 +1,4 @@
-//! How fast the software GPU interprets: `cargo run --release -p simcuda --example speed`. Figures are lane-instructions
+//! How fast the software GPU interprets: `cargo run --release -p simcuda --example speed [kernel ..]`. Figures are lane-instructions
 //! of one core.
 
 #[path = "../tests/common/mod.rs"]
@@ -71,7 +71,11 @@ fn processor_time() -> u64 {
 
 fn main() {
     println!("{:<10} {:>26} {:>10} {:>8} {:>12}", "kernel", "checks", "ms", "G/s", "conflicts");
+    let wanted: Vec<String> = std::env::args().skip(1).collect();
     for name in ["gelu_bias", "softmax", "tiled", "mma_bf16", "flash"] {
+        if !wanted.is_empty() && !wanted.iter().any(|w| w == name) {
+            continue;
+        }
         for check in ["bounds", "uninitialised,counters", "all"] {
             let best = (0..3).map(|_| run(name, check)).min_by_key(|c| c.nanoseconds).expect("three runs");
             println!(

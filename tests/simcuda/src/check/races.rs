@@ -114,30 +114,16 @@ impl Races {
         let clock = knows[warp as usize];
         let reads = matches!(how, How::Read | How::ReadByAll);
         let several = u32::from(how == How::ReadByAll) << 5;
-        if bytes == 4 && at.is_multiple_of(4) && reads {
-            // What most accesses are: a word that this warp may read, and has read already or reads as the first.
-            let new = Access(Access::new(warp, clock, lane, 15, false).0 | several);
-            let state = &mut self.words[at as usize / 4];
-            let ordered = |old: Access| {
-                let alone = old.lane() == lane && !old.several() && !new.several();
-                let own = old.warp() == warp && old.clock() == clock && !alone;
-                knows[old.warp() as usize] >= old.clock() && !(own && self.within_warps && old.bytes() != 0)
-            };
-            if ordered(state.writes[0]) & ordered(state.writes[1]) {
-                let kept = &mut state.reads[0];
-                if (kept.0 ^ new.0) & !0x7e0 == 0 {
-                    kept.0 |= u32::from(kept.lane() != lane) << 5 | several;
-                    return None;
-                }
-                if kept.bytes() == 0 || kept.warp() == warp && kept.clock() < clock {
-                    *kept = new;
-                    return None;
-                }
-            }
-        }
         let (mut at, end) = (at, at + bytes);
         let mut found = None;
         while at < end {
+            if end - at >= 4 && at.is_multiple_of(4) && reads {
+                let new = Access(Access::new(warp, clock, lane, 15, false).0 | several);
+                if may_read(&mut self.words[at as usize / 4], new, knows, self.within_warps) {
+                    at += 4;
+                    continue;
+                }
+            }
             let (word, first) = (at / 4, at % 4);
             let n = (end - at).min(4 - first);
             let mut new = Access::new(warp, clock, lane, ((1 << n) - 1) << first, how == How::Atomic);
@@ -181,6 +167,31 @@ impl Races {
         let read = words.iter().flat_map(|w| &w.reads).find(unordered)?;
         Some(read.warp() * 32 + read.lane())
     }
+}
+
+/// Notes a read of a word if it is what most are: no write is unordered, and the warp has read the word already or
+/// nobody has.
+#[inline(always)]
+fn may_read(state: &mut Word, new: Access, knows: &[u32; 32], within: bool) -> bool {
+    let (warp, clock, lane) = (new.warp(), new.clock(), new.lane());
+    let ordered = |old: Access| {
+        let alone = old.lane() == lane && !old.several() && !new.several();
+        let own = old.warp() == warp && old.clock() == clock && !alone;
+        knows[old.warp() as usize] >= old.clock() && !(own && within && old.bytes() != 0)
+    };
+    if !(ordered(state.writes[0]) & ordered(state.writes[1])) {
+        return false;
+    }
+    let kept = &mut state.reads[0];
+    if (kept.0 ^ new.0) & !0x7e0 == 0 {
+        kept.0 |= u32::from(kept.lane() != lane) << 5 | u32::from(new.several()) << 5;
+        return true;
+    }
+    let over = kept.bytes() == 0 || kept.warp() == warp && kept.clock() < clock;
+    if over {
+        *kept = new;
+    }
+    over
 }
 
 /// Keeps an access: joined with one of its warp and time, else in the place of one that is over.

@@ -274,14 +274,20 @@ fn matrix_rows(op: &Op, w: &Warp, env: &mut Env, count: usize, how: How) -> Opti
 fn load_matrices(op: &Op, w: &mut Warp, env: &mut Env) -> Flow {
     let Some(at) = matrix_rows(op, w, env, op.more.len(), How::Read) else { return Flow::Fault };
     for (i, row) in op.more.iter().enumerate() {
-        let element = |r: usize, c: usize| {
-            let a = at[8 * i + r] as usize + 2 * c;
-            u32::from(u16::from_le_bytes([env.shared.data[a], env.shared.data[a + 1]]))
-        };
-        let values = std::array::from_fn(|l| {
+        let mut matrix = [[0u16; 8]; 8];
+        for (r, into) in matrix.iter_mut().enumerate() {
+            let bytes = &env.shared.data[at[8 * i + r] as usize..][..16];
+            for (c, half) in into.iter_mut().enumerate() {
+                *half = u16::from_le_bytes([bytes[2 * c], bytes[2 * c + 1]]);
+            }
+        }
+        let mut values = [0u32; LANES];
+        for (l, value) in values.iter_mut().enumerate() {
             let (r, c) = (l / 4, 2 * (l % 4));
-            if op.b == 1 { element(c, r) | element(c + 1, r) << 16 } else { element(r, c) | element(r, c + 1) << 16 }
-        });
+            let (low, high) =
+                if op.b == 1 { (matrix[c][r], matrix[c + 1][r]) } else { (matrix[r][c], matrix[r][c + 1]) };
+            *value = u32::from(low) | u32::from(high) << 16;
+        }
         w.put32(*row, &values);
     }
     Flow::Next
