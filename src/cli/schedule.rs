@@ -51,15 +51,14 @@ pub fn run(args: &ScheduleArgs, threads: usize, out: &mut Output) -> Code {
     } else {
         t.text()
     };
-    let to = args.output.as_deref().or(args.trace.as_ref().and_then(|f| f.as_deref()));
-    let written = to.map(|path| write(path, &text, &shown.findings.sources));
-    match written {
-        None => {
-            out.text(&text);
-            OK
-        }
-        Some(Ok(())) => OK,
-        Some(Err(findings)) => out.findings(&findings),
+    let files: Vec<&Path> =
+        [args.output.as_deref(), args.trace.as_ref().and_then(|f| f.as_deref())].into_iter().flatten().collect();
+    if files.is_empty() {
+        out.text(&text);
+    }
+    match files.iter().try_for_each(|path| write(path, &text, &shown.findings.sources)) {
+        Ok(()) => OK,
+        Err(findings) => out.findings(&findings),
     }
 }
 

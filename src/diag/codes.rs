@@ -126,4 +126,5 @@ codes! {
     "W0014" "recomputation without effect"
     "W0015" "recomputation that was chosen"
     "W0016" "steps after the last outer step"
+    "W0017" "run that ends before late gradients are applied"
 }

@@ -418,6 +418,7 @@ fn recipe(
         averages: facts.averages.iter().map(|(p, s)| (p.index(), s.index())).collect(),
         copied: Vec::new(),
         outer: None,
+        late: 0,
         loads: Vec::new(),
         unit: unit.to_string(),
         units,

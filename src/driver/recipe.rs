@@ -42,6 +42,9 @@ pub struct Recipe {
     /// After how many steps each the routine runs that makes replicas one.
     #[serde(default)]
     pub outer: Option<u64>,
+    /// By how many steps gradients are late.
+    #[serde(default)]
+    pub late: u64,
     pub loads: Vec<Load>,
     /// What is counted per second, and how many of it a step has.
     pub unit: String,

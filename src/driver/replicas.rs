@@ -103,6 +103,8 @@ pub struct Graphs {
     pub init: Graph,
     /// After so many steps each.
     pub outer: Option<(u64, Graph)>,
+    /// By how many steps gradients are late.
+    pub late: u64,
     /// Parameters, and the states that evaluation reads in their place.
     pub averages: Vec<(ParamId, StateId)>,
     /// These are the model itself, and parameters are copies of it.
@@ -118,6 +120,7 @@ impl Graphs {
             train: walk.b.finish(),
             init: walk.init.finish(),
             outer: None,
+            late: 0,
             averages: facts.averages.clone(),
             copied: false,
             sample: facts.sample_dim,
@@ -141,6 +144,7 @@ impl Graphs {
                 g.outer = Some((steps, outer));
             }
             Rule::Stale(steps) => {
+                g.late = steps;
                 g.train = stage::replicas::stale(step, &facts.gradients, steps as usize).map_err(placed)?;
             }
         }
@@ -161,6 +165,7 @@ impl Graphs {
         };
         recipe.states = g.states.iter().map(|s| (info(s.path.clone(), s.dtype, &s.dims), role(s.kind))).collect();
         recipe.outer = self.outer.as_ref().map(|o| o.0);
+        recipe.late = self.late;
         let copied = self.averages.iter().filter(|_| self.copied);
         recipe.copied = copied
             .map(|(p, s)| {

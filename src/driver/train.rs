@@ -214,7 +214,7 @@ impl<'r> Run<'r> {
             }
             None => None,
         };
-        unfinished(recipe).into_iter().for_each(|d| tell(Event::Warning(d)));
+        unfinished(recipe).into_iter().chain(too_late(recipe)).for_each(|d| tell(Event::Warning(d)));
         let mut options = SaveOptions::default();
         options.keep = recipe.keep.map_or(options.keep, |n| usize::try_from(n).unwrap_or(usize::MAX));
         let mut saver = (!request.no_save).then(|| Saver::open(&request.out, options)).transpose()?;
@@ -557,6 +557,15 @@ fn unfinished(recipe: &Recipe) -> Option<Diagnostic> {
         "an outer step comes after every {every} steps; what replicas learn after the last one is not in the model"
     ));
     (lost > 0).then(|| d.help(format!("train for a multiple of {every} steps: `--steps {whole}`")))
+}
+
+/// A run that ends before its first gradient is applied.
+fn too_late(recipe: &Recipe) -> Option<Diagnostic> {
+    let (late, steps) = (recipe.late, recipe.steps);
+    let message = format!("nothing is learned in {}", counted(steps, "step"));
+    let d = Diagnostic::warning("W0017", message)
+        .with_note(format!("by `async` gradients are applied {} late", counted(late, "step")));
+    (late > 0 && steps <= late).then(|| d.help(format!("train for more: `--steps {}`", (10 * late).max(100))))
 }
 
 /// The training data; none where the model has no inputs.

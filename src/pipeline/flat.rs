@@ -38,7 +38,8 @@ pub struct Flat {
 pub fn flatten(graph: &Graph, microbatches: usize) -> Result<Flat, String> {
     let main = main_loop(graph, microbatches);
     if microbatches > 1 && main.is_none() {
-        return Err(format!("no loop over {microbatches} microbatches"));
+        let none = graph.inputs.is_empty().then_some("nothing is fed, so there are no samples for");
+        return Err(format!("{} {microbatches} microbatches", none.unwrap_or("no loop over")));
     }
     let mut g = graph.clone();
     let mut part = vec![Part::Before; g.ops.len()];

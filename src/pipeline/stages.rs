@@ -136,6 +136,15 @@ impl Stages {
                 }
                 _ => among(false).max().unwrap_or(0),
             });
+            if let (Some(own), Some(later), false) = (turn, among(false).max(), back)
+                && later > own
+            {
+                let names: Vec<&str> = turns.loops.iter().map(|(d, _)| g.dim(*d).name.as_str()).collect();
+                return Err(format!(
+                    "stage {own} needs what stage {later} computes: the model goes through its loops in another order than `{}`",
+                    names.join(", ")
+                ));
+            }
             of[id.index()] = Some(stage);
             op.results.iter().for_each(|r| made[r.index()] = Some((stage, back)));
         }

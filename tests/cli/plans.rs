@@ -226,6 +226,30 @@ fn parameters_are_gathered_as_often_as_is_said() {
     assert!(once > 4 && kept == 2 * once && again > kept, "{once} {kept} {again}");
 }
 
+/// What cannot be cut says what stands in the way.
+#[test]
+fn steps_that_cannot_be_cut_say_why() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = folder.path();
+    let free = "model Free() {\n    param w: [wide] = 1.0\n    let h = w\n    for i in depth { param u: [wide] = 1.0\n        h = h * u }\n\
+         \x20   loss mean[wide](square(h))\n}\n";
+    let loops = "model Loops(x: [batch, wide]) {\n    let h = x\n    for i in depth { param u: [wide] = 1.0\n        h = h * u }\n\
+         \x20   for k in more { param v: [wide] = 1.0\n        h = h * v }\n    loss mean[batch, wide](square(h))\n}\n";
+    for (model, name, dims, words) in [
+        (free, "Free", "depth", "nothing is fed, so there are no samples for 2 microbatches"),
+        (loops, "Loops", "more, depth", "the model goes through its loops in another order than `more, depth`"),
+    ] {
+        let data = if name == "Loops" { "    data { x = npy(\"x.npy\") }\n" } else { "" };
+        let program = format!(
+            "use optim.{{sgd}}\ndim batch = 4, wide = 3, depth = 2, more = 2\n{model}train {name} {{\n{data}    optimizer sgd(lr = 0.1)\n    \
+             steps 2\n}}\nplan p {{ mesh pp = 2\n    pipeline {dims} by pp {{ schedule = 1f1b, microbatches = 2 }} }}\n"
+        );
+        write(at, "m.pta", program);
+        let told = fails(at, &["comm", "m.pta", "--plan", "p"], 1, "E0605");
+        assert!(told.contains(words), "{told}");
+    }
+}
+
 /// What the ranks of a program run is shown to end, collectives included.
 #[test]
 fn a_certificate_is_of_what_ranks_run_too() {

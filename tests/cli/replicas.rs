@@ -163,3 +163,36 @@ fn replicas_that_are_not_finite_are_not_saved() {
     assert!(said.contains("`copy:"), "{said}");
     assert!(!at.join("wild/step-00000001").exists());
 }
+
+/// A run that goes on fills its pipeline again; one of as many steps as gradients are late learns nothing, and says so.
+#[test]
+fn a_pipeline_that_does_not_drain_goes_on_bit_for_bit() {
+    let folder = tiny();
+    let at = folder.path();
+    let two = crate::plans::DEEP.replace("schedule = zb_h1", "schedule = 2bw");
+    write(
+        at,
+        "deep.pta",
+        two.replace(
+            "plan same",
+            "plan late { mesh dp = 2\n    shard batch by dp\n    async(staleness = 4) by dp }\nplan same",
+        ),
+    );
+    let train = |out: &str, more: &[&str]| {
+        let metrics = format!("{out}.jsonl");
+        let all = ["train", "deep.pta", "--plan", "stages", "--precision", "f64", "--out", out, "--metrics", &metrics];
+        succeeds(at, &[&all, more].concat());
+    };
+    train("whole", &["--steps", "7"]);
+    train("parts", &["--steps", "3"]);
+    train("parts", &["--steps", "4", "--resume"]);
+    train("parts", &["--steps", "7", "--resume"]);
+    assert!(state(&at.join("whole")) == state(&at.join("parts")), "weights differ after resuming");
+    let [whole, parts] = ["whole", "parts"].map(|run| metric(&at.join(format!("{run}.jsonl")), "loss"));
+    assert_eq!((whole.len(), &whole), (7, &parts));
+    let late = |steps: &str| {
+        let all = ["train", "deep.pta", "--plan", "late", "--no-save", "--steps", steps];
+        err(&partita(at, &all)).contains("W0017")
+    };
+    assert_eq!([late("4"), late("5")], [true, false]);
+}
