@@ -5,7 +5,7 @@
 mod plans;
 
 use partita::driver::sharding;
-use partita::ir::{CollectiveKind, ENTRY, Graph, Op, print};
+use partita::ir::{CollectiveKind, ENTRY, Graph, Op, Operation, print};
 use partita::shard::Reason;
 
 /// The program of a rank, and why its collectives are there.
@@ -338,4 +338,44 @@ train Net {\n    optimizer sgd(lr = 0.1)\n    steps 1\n    seed 3\n}\n";
     // The backward pass reads the gate of the next place and the state of the one before.
     let halos: f64 = of(CollectiveKind::Permute).map(|r| r.bytes).sum();
     assert!(halos <= 2.0 * state, "{halos}");
+}
+
+/// A bias of both positions is computed where it is needed: what goes round are keys and values, as without it.
+#[test]
+fn a_ring_with_a_bias_sends_no_more() {
+    let net = |bias: bool| {
+        format!(
+            "use nn.{{MultiHeadAttention}}\nuse optim.{{sgd}}
+dim batch = 2, pos = 16, d = 8, heads = 2, hd = 4
+model Net(x: [batch, pos, d], y: [batch, pos, d]) {{
+    let attention = MultiHeadAttention[pos, d, heads, hd, linear_bias = {bias}]
+    loss mean[batch, pos, d](square(attention(x) - y))
+}}
+train Net {{\n    optimizer sgd(lr = 0.5)\n    steps 1\n    seed 3\n}}\n"
+        )
+    };
+    let plan = "mesh cp = 4\nshard pos by cp { gather = ring }";
+    let (graph, _) = program(&net(true), plan);
+    let round = |o: &&Operation| matches!(&o.op, Op::Collective(c) if c.hops > 0);
+    assert!(graph.ops.iter().filter(round).count() > 0);
+    let total = |bias| program(&net(bias), plan).1.iter().flatten().map(|r| r.bytes).sum::<f64>();
+    assert_eq!(total(true), total(false));
+}
+
+/// The k largest of cut classes take k candidates of each rank, not the scores.
+#[test]
+fn the_best_of_cut_classes_gathers_candidates() {
+    let net = "use nn.{Linear}\nuse optim.{sgd}
+dim batch = 8, inner = 4, classes = 4000, pick = 2
+model Net(x: [batch, inner], y: [batch, pick]) {
+    let head = Linear[inner, classes]
+    let (best, at) = top_k[classes -> pick](head(x))
+    loss mean[batch, pick](square(best - y))
+}
+train Net {\n    optimizer sgd(lr = 0.1)\n    steps 1\n    seed 3\n}\n";
+    let (_, reasons) = program(net, "mesh tp = 4\nshard classes by tp");
+    // Values and places of three others; the chosen values are summed.
+    let candidates = 3.0 * 8.0 * 2.0 * (4.0 + 4.0);
+    let total: f64 = reasons.iter().flatten().map(|r| r.bytes).sum();
+    assert!(total <= candidates + 1.5 * 8.0 * 2.0 * 4.0 + 8.0, "{total}");
 }

@@ -193,6 +193,10 @@ fn rings_of_any_visibility() {
         ("", "MultiHeadAttention[pos, d, heads, hd]", ""),
         ("", "MultiHeadAttention[pos, d, heads, hd, both_ways = true]", ""),
         ("", "MultiHeadAttention[pos, d, heads, hd, reach = 3]", ""),
+        // A bias of both positions, with all keys in sight and without.
+        ("", "MultiHeadAttention[pos, d, heads, hd, linear_bias = true]", ""),
+        ("", "MultiHeadAttention[pos, d, heads, hd, linear_bias = true, both_ways = true]", ""),
+        ("", "MultiHeadAttention[pos, d, heads, hd, linear_bias = true, reach = 5, cap = 3.0]", ""),
         (packed, "GroupedAttention[pos, d, kv, heads, hd]", ", document"),
         (packed, "GroupedAttention[pos, d, kv, heads, hd, reach = 4, cap = 2.0]", ", document"),
     ] {
@@ -212,6 +216,82 @@ train Net {{\n    optimizer sgd(lr = 0.5)\n    steps 2\n    seed 3\n}}\n",
             "mesh cp = 2\nshard pos by cp { gather = ring, order = zigzag }",
         ] {
             same(&source, plan);
+        }
+    }
+}
+
+/// A mask that no rule of positions says, and a bias that is learned: keys go round, or are gathered where the bias has a gradient.
+#[test]
+fn rings_with_masks_and_learned_biases() {
+    let source = |far: &str| {
+        format!(
+            "use nn.{{attention}}\nuse optim.{{sgd}}
+dim batch = 2, pos = 11, heads = 2, hd = 4, inner = 4
+model Net(x: [batch, pos, heads, inner], hide: int[batch, pos], y: [batch, pos, heads, hd]) {{
+    dim key = pos
+    param wq, wk, wv: [inner -> hd] = normal(0.5)
+    let q = dot[inner](x, wq)
+    let k = dot[inner](x, wk)[pos -> key]
+    let v = dot[inner](x, wv)[pos -> key]
+    let seen = (hide[pos -> key] != iota[pos] % 3) and (iota[key] * iota[key] <= 7 * iota[pos])
+{far}
+    loss mean[batch, pos, heads, hd](square(attention[key, hd, hd, scale = 0.5](q, k, v, mask = seen, bias = far) - y))
+}}
+train Net {{\n    optimizer sgd(lr = 0.5)\n    steps 2\n    seed 3\n}}\n"
+        )
+    };
+    let fixed = "    let far: [heads, pos, key] = sin(iota[pos] * 3 - iota[key] * (iota[heads] + 1))";
+    let learned = "    dim buckets = 7
+    param table: [buckets, heads] = normal(0.5)
+    let far = table[buckets = clamp(iota[pos] - iota[key] + 3, 0, 6)]";
+    for far in [fixed, learned] {
+        for plan in [
+            "mesh cp = 2\nshard pos by cp { gather = ring }",
+            "mesh cp = 4\nshard pos by cp { gather = ring }",
+            "mesh cp = 3\nshard pos by cp { gather = ring, order = zigzag }",
+            "mesh cp = 2, tp = 2\nshard pos by cp { gather = ring }\nshard heads by tp",
+        ] {
+            same(&source(far), plan);
+        }
+    }
+}
+
+/// Of what ranks find in their blocks the best are gathered, not the scores: on any mesh, with equal scores too.
+#[test]
+fn the_best_of_cut_scores() {
+    let text = |scores: &str| {
+        format!(
+            "use nn.{{Linear}}\nuse optim.{{sgd}}
+dim batch = 4, inner = 3, vocab = 11, pick = 3
+model Net(x: [batch, inner], y: [batch, pick]) {{
+    let up = Linear[inner, vocab]
+    let scores = {scores}
+    let (best, at) = top_k[vocab -> pick](scores)
+    metric first = at
+    loss mean[batch, pick](square(best - y) * f32(1 + at))
+}}
+train Net {{\n    optimizer sgd(lr = 0.1)\n    steps 2\n    seed 3\n}}\n"
+        )
+    };
+    let plans = [
+        "mesh tp = 2\nshard vocab by tp",
+        "mesh tp = 4\nshard vocab by tp",
+        "mesh tp = 8\nshard vocab by tp",
+        "mesh dp = 2, tp = 3\nshard batch by dp\nshard vocab by tp",
+        "mesh a = 2, b = 2\nshard vocab by a, b",
+        "mesh tp = 2\nshard vocab by tp { order = zigzag }",
+        "mesh tp = 12\nshard vocab by tp",
+    ];
+    // All alike, some of them infinite, in the order of places and against it.
+    for scores in [
+        "up(x)",
+        "0 * up(x)",
+        "where(iota[vocab] % 4 < 3, -inf, up(x))",
+        "up(x) + 5 * iota[vocab]",
+        "floor(up(x)) - iota[vocab] % 2",
+    ] {
+        for plan in plans {
+            same(&text(scores), plan);
         }
     }
 }
@@ -241,6 +321,37 @@ fn experts_on_their_ranks() {
     ];
     golden("moe", "tiny", &plans);
     golden("moe", "tiny_capacity", &plans[..3]);
+}
+
+/// Room for packed rows by the even share: the same numbers where it is enough, else an end, never a row less.
+#[test]
+fn packed_rows_have_the_room_that_a_bound_gives() {
+    let plan = |more: &str| format!("mesh ep = 2\nshard batch by ep\nshard experts by ep in Experts{more}");
+    // Four sequences of 16, two choices, four experts: the even share is 32 rows of 64.
+    let of = |bound: &str| of_file("tests/golden_models/moe.pta", "tiny", &plan(bound));
+    assert_eq!(of(" { bound = 1.9 }").differs, None);
+    let moe = |bound: &str| {
+        let text = std::fs::read_to_string("tests/golden_models/moe.pta").expect("a file of the repository");
+        let (world, mut options) = plans::planned(&text, &plan(bound));
+        options.request.presets.push("tiny".into());
+        (world, options)
+    };
+    let (world, options) = moe(" { bound = 1.0 }");
+    let found = verify::verify(&options, &world, 2).expect_err("a row too many");
+    let text = partita::diag::render::text(&found.sink, &found.sources, false);
+    assert!(text.contains("E0816") && text.contains("which has room for 32"), "{text}");
+    let room = |bound: &str| {
+        let (world, options) = moe(bound);
+        let g = pipeline::graphs(&options, &world).unwrap_or_else(|_| panic!("{bound}"));
+        let p = sharding::programs(&g).unwrap_or_else(|_| panic!("{bound}")).expect("two ranks");
+        let rows = |g: &partita::ir::Graph| g.dims.iter().filter(|d| d.ragged).map(|d| d.size).max();
+        (rows(&p.train.graph), rows(&p.eval.graph))
+    };
+    assert_eq!(room(""), (Some(64), Some(64)));
+    assert_eq!(room(" { bound = 1.25 }"), (Some(40), Some(40)));
+    assert_eq!(room(" { bound = 9.0 }"), (Some(64), Some(64)));
+    let text = refused(MLP, "mesh tp = 2\nshard mlp by tp { bound = 1.5 }");
+    assert!(text.contains("E0506") && text.contains("packed by `mlp`"), "{text}");
 }
 
 const INLINE: &str = "

@@ -109,6 +109,7 @@ codes! {
     "E0813" "output cannot be written"
     "E0814" "another rank failed"
     "E0815" "a rank does not come"
+    "E0816" "more rows than a bound allows"
     "E0901" "internal error"
     "E0902" "bad command line value"
     "W0001" "unused name"

@@ -69,7 +69,7 @@ pub fn run(p: &Pipelined, atoms: &[Atom], envs: &mut [Env], onward: &mut Onward)
             return run.outputs();
         }
         if !moved {
-            return Err(Stopped { why: "the ranks of a pipeline wait for each other".into(), needs: None });
+            return Err(Stopped { why: "the ranks of a pipeline wait for each other".into(), range: None });
         }
     }
 }
@@ -108,7 +108,7 @@ impl Run<'_> {
             Does::Call { function, microbatch } => self.call(stage, &self.p.functions[function], microbatch)?,
             Does::Send { var, microbatch, number, .. } => {
                 let value = self.vars[stage].get(&self.key(var, microbatch)).cloned();
-                let none = || Stopped { why: format!("{var:?} is sent before it is made"), needs: None };
+                let none = || Stopped { why: format!("{var:?} is sent before it is made"), range: None };
                 self.sent.insert(number, value.ok_or_else(none)?);
             }
             Does::Receive { var, microbatch, from, number } => {
@@ -121,7 +121,7 @@ impl Run<'_> {
             Does::Resume { var } => {
                 let [own, next] = [0, self.p.microbatches].map(|k| self.key(var, k));
                 let begun = self.vars[stage].remove(&next);
-                let none = || Stopped { why: format!("{var:?} was not begun"), needs: None };
+                let none = || Stopped { why: format!("{var:?} was not begun"), range: None };
                 self.vars[stage].insert(own, begun.ok_or_else(none)?);
             }
             Does::Sent { .. } => {}
@@ -219,7 +219,7 @@ impl Run<'_> {
                     let var = self.p.outputs.iter().find(|(n, _)| *n == k).map(|(_, vars)| vars[stage]);
                     let value = var.and_then(|v| self.vars[stage].get(&self.key(v, 0))).map(|all| all[rank].clone());
                     value
-                        .ok_or_else(|| Stopped { why: format!("`{}` is not there in the end", o.name), needs: None })?
+                        .ok_or_else(|| Stopped { why: format!("`{}` is not there in the end", o.name), range: None })?
                 }
             })
         };

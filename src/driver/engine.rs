@@ -417,7 +417,7 @@ impl Interpreted {
     fn evaluate(&self, graph: &Graph, env: &interp::Env) -> Result<Vec<interp::Tensor>, Stop> {
         interp::run(graph, env).map_err(|e| match e {
             InterpError::Env(message) => RuntimeError::internal(message).into(),
-            InterpError::Range(op, OutOfRange { index, dim, size }) => {
+            InterpError::Range(op, OutOfRange { index, dim, size, .. }) => {
                 let d = diagnostic(RuntimeError::out_of_range(index, &dim, size));
                 let found = match (graph.called(op, &self.texts), graph.op(op).span) {
                     (Some(site), Some(span)) => d.at(site, "in this call").and(span, "here"),

@@ -17,7 +17,7 @@ use crate::mesh::{self, Atom, Axis, Cut, Entry, Mesh};
 use crate::recompute::Policy;
 use crate::resolve::Program;
 use crate::schedule::Table;
-use crate::shard::{self, Pin, Place, Regather, Rules, Sharded, Storage, Strength, Zero};
+use crate::shard::{self, Bound, Pin, Place, Regather, Rules, Sharded, Storage, Strength, Zero};
 use crate::stage;
 
 /// How a plan spreads the graphs of a training run over ranks.
@@ -312,7 +312,26 @@ fn rules(plan: &ResolvedPlan, g: &Graph) -> Result<Rules, Box<Diagnostic>> {
     let ring = plan.rules.iter().filter(|r| r.gather == Some(Gather::Ring));
     let mut ring: Vec<Atom> = ring.flat_map(|r| &r.axes).flat_map(|a| mesh.atoms_of(*a)).collect();
     ring.retain(|a| mesh.size(*a) > 1);
-    Ok(Rules { zero: zero.collect(), mesh, pins, ring })
+    Ok(Rules { zero: zero.collect(), mesh, pins, ring, bounds: bounds(plan, g)? })
+}
+
+/// How long the plan lets buffers of packed rows be.
+fn bounds(plan: &ResolvedPlan, g: &Graph) -> Result<Vec<Bound>, Box<Diagnostic>> {
+    let mut out = Vec::new();
+    for r in &plan.rules {
+        let Some(factor) = r.bound else { continue };
+        let dims: Vec<DimId> = r.dims.iter().copied().filter(|d| shard::bounds_some(g, *d)).collect();
+        if dims.is_empty() {
+            let name = &g.dim(r.dims[0]).name;
+            return Err(Box::new(
+                Diagnostic::error("E0506", format!("`bound` speaks of rows that are packed by `{name}`, and none are"))
+                    .at(r.span, "nothing is bounded by this")
+                    .help("leave out `bound`, or pack rows by the dim into a `ragged` one, as experts do"),
+            ));
+        }
+        out.extend(dims.into_iter().map(|dim| Bound { dim, factor }));
+    }
+    Ok(out)
 }
 
 /// What a line on samples says of slices of samples, where statistics are taken by slice.

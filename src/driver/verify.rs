@@ -5,7 +5,7 @@
 //! after that.
 
 use super::emulate::{self, Onward};
-use super::findings::Outcome;
+use super::findings::{Findings, Outcome};
 use super::noise::{Noise, Of, due};
 use super::options::Options;
 use super::passes::internal;
@@ -16,6 +16,7 @@ use crate::diag::Diagnostic;
 use crate::interp::{self, Env, InterpError, OutOfRange, Tensor};
 use crate::ir::{DimId, Graph, InputId, Output, OutputKind};
 use crate::kernel;
+use crate::runtime::RuntimeError;
 use crate::shard::Sharded;
 use crate::source::{Span, World};
 use crate::types::DType;
@@ -60,8 +61,25 @@ const FLOOR: f64 = 1e-4;
 #[derive(Clone, PartialEq, Debug)]
 pub struct Stopped {
     pub why: String,
+    /// An index that a dim does not have.
+    pub range: Option<OutOfRange>,
+}
+
+impl Stopped {
     /// A dim that is too small, and the size that it would have to have.
-    pub needs: Option<(String, usize)>,
+    pub fn needs(&self) -> Option<(String, usize)> {
+        let at = self.range.as_ref()?;
+        Some((at.dim.clone(), usize::try_from(at.index).ok()? + 1))
+    }
+
+    /// The same as a run says it; without an index it is our own mistake.
+    pub fn findings(&self) -> Box<Findings> {
+        match &self.range {
+            Some(at) if at.ragged => RuntimeError::overfull(at.index, &at.dim, at.size).into(),
+            Some(at) => RuntimeError::out_of_range(at.index, &at.dim, at.size).into(),
+            None => internal("verify", &self.why),
+        }
+    }
 }
 
 impl std::fmt::Display for Stopped {
@@ -73,13 +91,11 @@ impl std::fmt::Display for Stopped {
 impl From<InterpError> for Stopped {
     fn from(e: InterpError) -> Stopped {
         let why = e.to_string();
-        let needs = match e {
-            InterpError::Range(_, OutOfRange { index, dim, .. }) => {
-                usize::try_from(index).ok().map(|index| (dim, index + 1))
-            }
+        let range = match e {
+            InterpError::Range(_, range) => Some(range),
             InterpError::Env(_) => None,
         };
-        Stopped { why, needs }
+        Stopped { why, range }
     }
 }
 
@@ -93,7 +109,7 @@ pub fn verify(options: &Options, world: &dyn World, steps: u64) -> Outcome<Repor
         return Err(with(d, &g.findings.sources));
     };
     let staged = stages::staged(&g, &programs, &kernel::Options::default())?;
-    compare(&g, &programs, staged.as_ref(), steps).map_err(|e| internal("verify", &e.why))
+    compare(&g, &programs, staged.as_ref(), steps).map_err(|e| e.findings())
 }
 
 /// Compares the programs with the graphs that they were made of; those of the stages too, where there are some.

@@ -339,6 +339,9 @@ impl Reader<'_> {
             _ if stored(story, r.value).is_some() && r.why == Why::Operand => "stored in parts".into(),
             Why::Reduction if c.reduce.is_none() => "made in parts, kept whole".into(),
             Why::Reduction => reduced(story, r.value, &c.atoms),
+            Why::Chain if matches!(story.graph.op(r.operation).op, Op::TopK { .. }) => {
+                format!("the best of each block, for {}", word(story, r.operation))
+            }
             Why::Chain => format!("blocks before this one, for {}", word(story, r.operation)),
             Why::Ring => format!("round the ring of {}", word(story, r.operation)),
             Why::Operand => format!("for {}", word(story, r.operation)),

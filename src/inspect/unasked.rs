@@ -1,7 +1,7 @@
 //! Gathers that nobody asked for: a value that was in parts lies whole on every rank, though no rule says so.
 //!
 //! Rules ask for a gather where they pin the value, where they agree on another cut of the operation that needs it, and where
-//! parameters are stored in parts. Optimizers work on what storage gives them, and outputs leave as a whole.
+//! parameters are stored in parts. What blocks of a recurrence come to is no whole value. Optimizers work on what storage gives them, and outputs leave as a whole.
 
 use super::comm::{Names, layout_of, stored, word};
 use crate::diag::Diagnostic;
@@ -35,7 +35,7 @@ fn unasked(s: &Sharded, id: OpId, r: &Reason) -> bool {
     if c.kind != CollectiveKind::AllGather
         || !whole
         || op.phase == Phase::Update
-        || matches!(r.why, Why::Output | Why::Reduction)
+        || matches!(r.why, Why::Output | Why::Reduction | Why::Chain)
     {
         return false;
     }

@@ -105,6 +105,9 @@ impl Teller<'_> {
                     "{text} has `{}` in blocks that go round its {} ranks, a hop a turn: all queries meet all keys",
                     entry.value, entry.group_size
                 ),
+                Why::Chain if matches!(self.s.story.graph.op(r.operation).op, Op::TopK { .. }) => {
+                    format!("{text} takes the best of what is best in each block: of `{}`", entry.value)
+                }
                 Why::Chain => format!(
                     "{text} goes on from what the blocks before a rank's own come to: totals of `{}`",
                     entry.value

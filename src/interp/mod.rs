@@ -89,12 +89,14 @@ pub struct OutOfRange {
     pub index: i64,
     pub dim: String,
     pub size: usize,
+    /// Of rows of which there may be fewer than their buffer has room for.
+    pub ragged: bool,
 }
 
 impl OutOfRange {
     fn of(g: &Graph, dim: DimId, index: i64) -> OutOfRange {
         let index = if g.dim(dim).cut.is_some() { crate::mesh::cut::told(index) } else { index };
-        OutOfRange { index, dim: g.whole_name(dim).to_string(), size: g.extent(dim) }
+        OutOfRange { index, dim: g.whole_name(dim).to_string(), size: g.extent(dim), ragged: g.dim(dim).ragged }
     }
 }
 
@@ -102,7 +104,7 @@ impl std::fmt::Display for InterpError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             InterpError::Env(message) => f.write_str(message),
-            InterpError::Range(op, OutOfRange { index, dim, size }) => {
+            InterpError::Range(op, OutOfRange { index, dim, size, .. }) => {
                 write!(f, "index {index} is out of range for dim `{dim}` of size {size} (at {op})")
             }
         }

@@ -151,7 +151,7 @@ fn an_index_out_of_range_names_the_place() {
     assert_eq!(c.b.graph.op(gather).span, Some(span));
     let e = c.eval(rows, &[t]).unwrap_err();
     assert!(e.to_string().starts_with("index 3 is out of range for dim `vocab` of size 3"), "{e}");
-    assert_eq!(e, InterpError::Range(gather, OutOfRange { index: 3, dim: "vocab".into(), size: 3 }));
+    assert_eq!(e, InterpError::Range(gather, OutOfRange { index: 3, dim: "vocab".into(), size: 3, ragged: false }));
 }
 
 #[test]

@@ -121,8 +121,8 @@ impl<'s> Module<'s> {
         })
     }
 
-    pub(super) fn site(&mut self, source: SourceId, dim: &str, size: usize) -> u32 {
-        let site = Site { source, dim: dim.to_string(), size };
+    pub(super) fn site(&mut self, source: SourceId, dim: &str, size: usize, ragged: bool) -> u32 {
+        let site = Site { source, dim: dim.to_string(), size, ragged };
         let sites = &mut self.program.sites;
         let at = sites.iter().position(|s| *s == site).unwrap_or_else(|| {
             sites.push(site);

@@ -60,7 +60,7 @@ pub struct Program {
 }
 
 /// Version of the format written by this build.
-pub const VERSION: u32 = 14;
+pub const VERSION: u32 = 15;
 
 /// A file by the path under which the settings name it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -445,4 +445,6 @@ pub struct Site {
     /// The name of the dim that was indexed, and its size, on all ranks together: indices must be in 0..size.
     pub dim: String,
     pub size: usize,
+    /// Of rows of which there may be fewer than their buffer has room for: one beyond it is one too many.
+    pub ragged: bool,
 }

@@ -41,6 +41,15 @@ impl RuntimeError {
             .help(format!("indices of `{dim}` are 0 to {last}"))
     }
 
+    /// A row behind all that a buffer of packed rows has room for.
+    pub fn overfull(index: i64, dim: &str, size: usize) -> RuntimeError {
+        let message =
+            format!("more rows were packed than `bound` allows: row {index} of `{dim}`, which has room for {size}");
+        RuntimeError::new("E0816", message)
+            .note("no row is ever dropped: without room for one the run stops")
+            .help("raise `bound` in the plan, leave it out (room for the worst case), or give each expert a capacity")
+    }
+
     /// The program's own call, where the place of the error lies in the standard library: lines there say little alone.
     pub fn called_at(mut self, place: &str) -> RuntimeError {
         self.within = self.place.replace(place.to_string());

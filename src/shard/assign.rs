@@ -14,6 +14,7 @@ use super::nest::{Along, Loop, Nest, slot_value};
 use super::propagate::{accept, cut_of, in_slot, propagate};
 use crate::ir::*;
 use crate::mesh::{Atom, Cut, Entry, Order};
+use crate::types::DType;
 use std::collections::HashSet;
 
 /// Where an atom is in a slot.
@@ -170,6 +171,13 @@ impl Assigner {
             let turns = nest.loops[l].extent.max(1) as f64;
             op.args.iter().for_each(|v| add((n - 1.0) * local_bytes(s, *v, a) / turns, *v));
         }
+        if let (Some(Along::Picked), Op::TopK { dim, k }) = (at.map(|l| nest.loops[l].along), &op.op) {
+            // The candidates of each block, with their places.
+            let each = s.g.size(*k).min(s.g.size(*dim).div_ceil(s.mesh.size(a))) as f64;
+            let v = op.args[0];
+            let entry = 1.0 + DType::I32.bytes() as f64 / s.g.value(v).dtype.bytes() as f64;
+            add((n - 1.0) * each * entry * local_bytes(s, v, a) / s.g.size(*dim).max(1) as f64, v);
+        }
         if let Some(halo) = at.and_then(|l| halo_bytes(s, op, nest, l, a, roles)) {
             add(halo.0, halo.1);
         }
@@ -271,9 +279,9 @@ fn halo_bytes(s: &State<'_>, op: &Operation, nest: &Nest, l: usize, a: Atom, rol
     Some((foreign * local_bytes(s, v, a) / extent.max(1) as f64, v))
 }
 
-/// Whether windows along a loop are cut by another atom already: their runs are of blocks of one.
+/// Whether a loop of which one atom alone can cut blocks is cut by another one already.
 fn full(nest: &Nest, k: usize, chosen: &[(Atom, Option<usize>)]) -> bool {
-    nest.loops[k].along == Along::Shifted && chosen.iter().any(|c| c.1 == Some(k))
+    matches!(nest.loops[k].along, Along::Shifted | Along::Picked) && chosen.iter().any(|c| c.1 == Some(k))
 }
 
 /// Bytes of a rank's part of a value, but for what one atom cuts.

@@ -14,6 +14,7 @@
 //! exchange), `explain.rs` (what was decided, to be told). The rules are written down in `docs/layouts.md`.
 
 mod assign;
+mod bounds;
 mod classes;
 mod emit;
 mod explain;
@@ -44,6 +45,14 @@ pub struct Rules {
     pub zero: Vec<Zero>,
     /// Atoms along which keys and values go round in a ring, where queries are cut by the same.
     pub ring: Vec<crate::mesh::Atom>,
+    pub bounds: Vec<Bound>,
+}
+
+/// Buffers of rows that are packed by a dim have room for this many times the even share of its elements.
+#[derive(Clone, Debug)]
+pub struct Bound {
+    pub dim: DimId,
+    pub factor: f64,
 }
 
 /// One dim, cut by these entries (none: not cut) wherever it occurs in the scope.
@@ -136,7 +145,7 @@ pub enum Why {
     Reduction,
     /// It goes round in a ring.
     Ring,
-    /// Totals of blocks that follow each other.
+    /// What blocks come to: totals of those that follow each other, the best of each.
     Chain,
     /// A new parameter or state goes to its place, or an output leaves.
     Output,
@@ -149,7 +158,7 @@ pub fn shard(graph: &Graph, rules: &Rules, storage: &Storage) -> Sharded {
 
 /// The same before operations are put into an order in which exchanges run beside others: see [`ordered`].
 pub fn spread(graph: &Graph, rules: &Rules, storage: &Storage) -> Sharded {
-    let graph = facts::with_edges(graph, rules);
+    let graph = facts::with_edges(&bounds::bounded(graph, rules), rules);
     let classes = classes::Classes::new(&graph);
     let mut state = facts::State::new(&graph, rules, storage, classes);
     for phase in [Phase::Forward, Phase::Backward] {
@@ -189,6 +198,7 @@ impl Sharded {
     }
 }
 
+pub use bounds::bounds_some;
 pub use explain::{Choice, Link, Priced, Story};
 pub use facts::{Storage, storage};
 pub use nest::{Along, Nest};

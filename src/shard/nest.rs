@@ -17,6 +17,8 @@ pub enum Along {
     Chained,
     /// The result lacks the dim: what turns give is combined.
     Contract(ReduceKind),
+    /// The result lacks the dim: the best of each block are gathered, and the best of these are taken.
+    Picked,
     /// Turns need each other: it cannot be cut.
     Whole,
 }
@@ -86,7 +88,7 @@ pub fn nest(g: &Graph, op: &Operation) -> Nest {
 
 impl Maker<'_> {
     fn build(&mut self) {
-        use Along::{Chained, Contract, Parallel, Whole};
+        use Along::{Chained, Contract, Parallel, Picked, Whole};
         match &self.op.op {
             Op::Param(_)
             | Op::State(_)
@@ -151,8 +153,8 @@ impl Maker<'_> {
                 self.rest(Parallel);
             }
             Op::TopK { dim, k } => {
-                self.by_name(*dim, Whole);
-                self.by_name(*k, Whole);
+                self.only(&[0], *dim, Picked);
+                self.only(&[1], *k, Whole);
                 self.rest(Parallel);
             }
             Op::PackPlace { packed, .. } => {

@@ -76,8 +76,8 @@ pub fn cut_of(s: &State<'_>, op: &Operation, l: &Loop, i: usize) -> Option<Cut> 
     let v = slot_value(op, i);
     let held = s.held(v);
     let extent = s.g.size(s.g.value(v).dims[place.at]);
-    if l.along == Along::Shifted {
-        // Runs are of blocks of one atom.
+    if matches!(l.along, Along::Shifted | Along::Picked) {
+        // Runs, and blocks that are all real up to the last ones, are of one atom.
         return Some(held.cuts[place.at].iter().take(1).filter(|e| e.order == Order::Block).copied().collect());
     }
     let mut cut = &held.cuts[place.at][..];

@@ -9,10 +9,6 @@ use crate::mesh::{Cut, Entry};
 /// The entry by which blocks go round: the one that cuts queries, keys and values, along an atom for which a rule says so.
 pub fn entry(s: &State<'_>, op: &Operation, nest: &Nest, cuts: &[Cut]) -> Option<Entry> {
     let (Op::Attention(a) | Op::AttentionGrad(a)) = &op.op else { return None };
-    // These have columns for all keys.
-    if a.mask || a.bias {
-        return None;
-    }
     let query =
         nest.loops.iter().zip(cuts).find(|(l, _)| l.slots[0].is_some_and(|p| dim(s, op, 0, p.at) == a.query))?;
     let [entry] = query.1[..] else { return None };

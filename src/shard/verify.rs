@@ -104,7 +104,11 @@ fn operation(g: &Graph, op: &Operation, parts: &[Parts]) -> Result<Vec<Parts>, S
     // The place of an extreme in a part says nothing alone: other ranks' places are put aside for the lowest to be found.
     let places = |kind: ReduceKind| matches!(kind, ReduceKind::ArgMax | ReduceKind::ArgMin);
     if riding.iter().any(|p| places(p.1)) {
-        return match op.op {
+        let own =
+            |d: &DimId| g.dim(*d).cut.iter().flat_map(|c| &c.entries).all(|e| riding.iter().any(|p| p.0 == e.atom));
+        return match &op.op {
+            // The elements at these places of the part, as much in parts as the places.
+            Op::Gather { dims, .. } if parts[op.args[0].index()].is_empty() && dims.iter().all(own) => Ok(vec![riding]),
             Op::Map(MapOp::Where) if parts[op.args[0].index()].is_empty() && is_none(g, op.args[2]) => {
                 Ok(vec![riding.into_iter().map(|(a, _)| (a, ReduceKind::Min)).collect()])
             }
@@ -147,6 +151,9 @@ fn operation(g: &Graph, op: &Operation, parts: &[Parts]) -> Result<Vec<Parts>, S
                 let round = |a: &&Atom| entries_of(g, op.results[k]).any(|e| e.atom == **a && (within || is_ring(e)));
                 parts.extend(atoms.iter().filter(|a| !round(a)).map(|a| (*a, place.unwrap_or(kind))));
             }
+        }
+        if l.along == Along::Picked {
+            made[0].extend(atoms.iter().map(|a| (*a, ReduceKind::ArgMax)));
         }
         if l.along == Along::Shifted {
             shifted(g, op, l, &mut made[0])?;

@@ -446,6 +446,28 @@ train Net { optimizer sgd(lr = 0.1)\n steps 2\n}\nplan p {\n mesh tp = 32\n shar
     assert!(text.contains("vocab = 64") && text.contains("the same as one device"), "{text}");
 }
 
+/// Dims that are fractions of others: all at once they do not fit each other, one after the other they do.
+#[test]
+fn dims_that_depend_on_each_other_are_made_smaller_one_by_one() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let text = "use nn.{Linear}\nuse optim.{sgd}
+dim batch = 48, seq = 2048, embed = 384, width = 32, heads = 2 * embed / width
+model Net(x: [batch, seq, embed]) {
+    dim chunk = seq / 64, i = 64
+    let up = Linear[embed, (heads, width)]
+    let y = cumsum[i](up(x)[seq -> (chunk, i)])
+    loss mean[batch, chunk, i, heads, width](square(y))
+}
+train Net {\n optimizer sgd(lr = 0.1)\n steps 2\n}
+plan p {\n mesh cp = 2, tp = 3\n shard seq by cp\n shard heads by tp\n zero 1 by tp\n}\n";
+    write(folder.path(), "m.pta", text);
+    let text = succeeds(folder.path(), &["verify", "m.pta"]);
+    for part in ["cp = 2, tp = 3 (6 ranks)", "made smaller", "seq = 128", "the same as one device"] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+    assert!(!text.contains("differs"), "{text}");
+}
+
 #[test]
 fn a_gather_that_nobody_asked_for_is_a_finding_of_check() {
     let folder = tempfile::tempdir().expect("a temporary folder");

@@ -414,7 +414,7 @@ impl<'a, 'm, 's> Emitter<'a, 'm, 's> {
         let source = self.low.source(op);
         let g = &self.low.graph;
         let (size, name, whole) = (g.size(dim), g.whole_name(dim).to_string(), g.extent(dim));
-        let site = self.low.module.site(source, &name, whole);
+        let site = self.low.module.site(source, &name, whole, g.dim(dim).ragged);
         self.push(Node::Check { index, size, site }, DType::I32)
     }
 

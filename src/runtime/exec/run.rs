@@ -134,7 +134,10 @@ impl Executor {
         };
         let index = failure.value.into();
         let index = if self.program.mesh.ranks() > 1 { cut::told(index) } else { index };
-        let error = RuntimeError::out_of_range(index, &site.dim, site.size);
+        let error = match site.ragged {
+            true => RuntimeError::overfull(index, &site.dim, site.size),
+            false => RuntimeError::out_of_range(index, &site.dim, site.size),
+        };
         placed(&self.program, site.source, error)
     }
 

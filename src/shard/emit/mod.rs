@@ -5,9 +5,10 @@
 //! later uses.
 //!
 //! Reading order: this file (operations, forms, outputs), `moves.rs` (from layout to layout), `parts.rs` (an operation on parts), `halo.rs` (windows on parts),
-//! `ring.rs` (attention whose keys go round), `arg.rs` (argmax over parts), `scan.rs` (running sums over parts), `turns.rs` (loops at run time).
+//! `ring.rs` (attention whose keys go round), `arg.rs` (argmax over parts), `best.rs` (the k largest over parts), `scan.rs` (running sums over parts), `turns.rs` (loops at run time).
 
 mod arg;
+mod best;
 mod halo;
 mod moves;
 mod parts;

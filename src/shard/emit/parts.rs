@@ -54,6 +54,11 @@ impl Emitter<'_, '_> {
             }
             Op::Fold { axes } => return self.fold((id, op), axes, (nest, cuts), &args, &types),
             Op::Iota(_) => return vec![self.local.index(&mut self.b, types[0].1[0])],
+            Op::TopK { .. } => {
+                if let Some(done) = self.best((id, op), (nest, cuts), args[0], &types[0]) {
+                    return vec![done];
+                }
+            }
             Op::Reduce { kind, dims } => {
                 let neutral = kind.neutral(self.b.dtype(args[0]));
                 args[0] = self.local.masked(&mut self.b, args[0], &dead, neutral);

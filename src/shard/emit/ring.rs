@@ -99,6 +99,7 @@ impl Emitter<'_, '_> {
         let mut a = Attention { key: r.block, query: r.query, ..r.a.clone() };
         let mut args = args.to_vec();
         let from = of.unwrap_or(r.here);
+        self.columns(r, from, &mut args);
         let extent = self.b.graph.extent(r.part);
         let even = cut::even(self.s.mesh, &[r.entry], extent);
         let counted = a.causal || a.reach.is_some();
@@ -126,6 +127,24 @@ impl Emitter<'_, '_> {
         self.b.emit(known, &args, &r.types)
     }
 
+    /// A mask and a bias have columns for all keys: those of a block take their place.
+    fn columns(&mut self, r: &Ring<'_>, from: ValueId, args: &mut [ValueId]) {
+        let (_, mask, bias) = r.a.extras();
+        for i in [mask, bias].into_iter().flatten() {
+            let at = self.keys(r, from);
+            // What lies behind the last key is hidden elsewhere.
+            let at = self.b.map_scalar(MapOp::Min, at, self.b.graph.extent(r.part) as f64 - 1.0);
+            args[i] = self.b.gather(&[r.a.key], GatherMode::Error, args[i], &[at]);
+        }
+    }
+
+    /// I32 over a block: the places of its keys in the whole.
+    fn keys(&mut self, r: &Ring<'_>, from: ValueId) -> ValueId {
+        let at = self.b.iota(r.block);
+        let size = self.b.size(r.block);
+        self.local.outwards(&mut self.b, at, &r.entry, size, from)
+    }
+
     /// Who sees whom, as a mask.
     fn seen(&mut self, r: &Ring<'_>, a: &mut Attention, from: ValueId, args: &mut Vec<ValueId>) {
         let mut q = self.local.index(&mut self.b, r.query);
@@ -133,9 +152,7 @@ impl Emitter<'_, '_> {
             q = self.b.add(q, args[at]);
         }
         let extent = self.b.graph.extent(r.part);
-        let at = self.b.iota(r.block);
-        let size = self.b.size(r.block);
-        let k = self.local.outwards(&mut self.b, at, &r.entry, size, from);
+        let k = self.keys(r, from);
         let n = self.b.scalar(extent as f64, DType::I32);
         let mut seen = self.b.map(MapOp::Lt, &[k, n]);
         if a.causal {
@@ -147,7 +164,10 @@ impl Emitter<'_, '_> {
             let m = self.b.map_scalar(MapOp::Lt, far, f64::from(reach));
             seen = self.b.map(MapOp::And, &[seen, m]);
         }
-        args.insert(3 + 2 * usize::from(a.documents), seen);
+        match a.extras().1 {
+            Some(own) => args[own] = self.b.map(MapOp::And, &[args[own], seen]),
+            None => args.insert(3 + 2 * usize::from(a.documents), seen),
+        }
         (a.causal, a.reach, a.mask) = (false, None, true);
     }
 

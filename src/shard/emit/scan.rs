@@ -9,14 +9,14 @@ use crate::mesh::{Cut, Entry};
 use crate::types::{DType, MapOp, ReduceKind, ScanKind};
 
 /// The blocks of a dim, of which each rank has one.
-struct Blocks {
+pub(super) struct Blocks {
     /// The dim as this rank has it.
-    part: DimId,
+    pub part: DimId,
     /// The number of the block: of this rank alone, and of all.
-    own: DimId,
-    all: DimId,
-    entries: Cut,
-    reverse: bool,
+    pub own: DimId,
+    pub all: DimId,
+    pub entries: Cut,
+    pub reverse: bool,
 }
 
 impl Emitter<'_, '_> {
@@ -111,7 +111,7 @@ impl Emitter<'_, '_> {
     }
 
     /// A rank's total as one of those of all blocks.
-    fn gathered(&mut self, id: OpId, of: &Blocks, v: ValueId, total: ValueId) -> ValueId {
+    pub(super) fn gathered(&mut self, id: OpId, of: &Blocks, v: ValueId, total: ValueId) -> ValueId {
         let one = self.b.broadcast(total, &[of.own]);
         let dtype = self.b.dtype(one);
         let dims: Vec<DimId> = self.b.dims(one).iter().map(|d| if *d == of.own { of.all } else { *d }).collect();
