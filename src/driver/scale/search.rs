@@ -69,6 +69,10 @@ pub fn smaller(options: &Options, g: &Graphs, steps: u64, large: Diagnostic, wor
         least: Vec::new(),
         tried: Vec::new(),
     };
+    // With fewer layers, everything else is found sooner.
+    let turning = |(name, written): &(String, usize)| search.of(name, *written).turning();
+    let (turns, rest): (Vec<_>, Vec<_>) = search.dims.iter().cloned().partition(turning);
+    search.dims = [turns, rest].concat();
     let mut others = Vec::new();
     if let Some(found) = search.at_once(steps, &mut others)? {
         return Ok(found);

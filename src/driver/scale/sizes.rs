@@ -90,22 +90,30 @@ impl Sized<'_> {
         Some(Cut { n: self.g.size(d), ranks, few, stored })
     }
 
-    /// The smallest number of turns of a loop of the source; of stages, one for each of them.
-    fn turns(&self) -> usize {
+    /// The smallest numbers of turns of a loop of the source; of stages, some for each of them. The first turns may be others than
+    /// those that follow.
+    fn turns(&self) -> impl Iterator<Item = usize> + use<> {
         let written = self.now();
         let pipeline = self.s.plan.pipeline.as_ref();
         let stages = pipeline.map_or(1, |p| p.schedule.chunks().unwrap_or(1) as usize);
         let of_axis = |p: &Pipeline| self.s.plan.mesh[p.axis].size as usize;
         let ranks = pipeline.map_or(1, of_axis);
         let left = usize::from(!written.is_multiple_of(ranks * stages));
-        (few(ranks) * stages + left).max(2)
+        let each = few(ranks) * stages;
+        let least = (each + left).max(2);
+        (0..6).map(move |k| least + k * each)
+    }
+
+    /// Whether it is the number of turns of a loop of the source.
+    pub fn turning(&self) -> bool {
+        self.cut().is_none()
     }
 
     /// The smaller size of one of [`TRIES`]; none where it stays.
     pub fn resized(&self, (uncut, each): (usize, usize)) -> Option<usize> {
         let uncut = uncut.max(self.least);
         let Some(Cut { n, ranks, few, stored }) = self.cut() else {
-            let turns = self.turns();
+            let turns = self.turns().next().expect("a smallest one");
             return (self.now() > turns).then_some(turns);
         };
         let new = if stored {
@@ -133,12 +141,17 @@ impl Sized<'_> {
     /// All smaller sizes to be tried, smallest first: those of [`TRIES`], and divisors, of which other dims may be fractions.
     pub fn ladder(&self) -> Vec<usize> {
         let n = self.now();
-        let mut all: Vec<usize> = TRIES.iter().filter_map(|t| self.resized(*t)).collect();
-        match self.cut() {
-            Some(cut) => all.extend((1..n).filter(|m| n.is_multiple_of(*m) && (cut.stored || cut.alike(*m)))),
-            None => return all.into_iter().take(1).collect(),
-        }
-        let least = if self.cut().is_none_or(|c| c.stored) { self.least.max(SMALL.min(n)) } else { self.least };
+        let mut least = self.least;
+        let mut all: Vec<usize> = match self.cut() {
+            Some(cut) => {
+                if cut.stored {
+                    least = least.max(SMALL.min(n));
+                }
+                let divisors = (1..n).filter(|m| n.is_multiple_of(*m) && (cut.stored || cut.alike(*m)));
+                TRIES.iter().filter_map(|t| self.resized(*t)).chain(divisors).collect()
+            }
+            None => self.turns().collect(),
+        };
         all.retain(|m| (least..n).contains(m));
         all.sort_unstable();
         all.dedup();

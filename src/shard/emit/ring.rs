@@ -127,10 +127,13 @@ impl Emitter<'_, '_> {
         self.b.emit(known, &args, &r.types)
     }
 
-    /// A mask and a bias have columns for all keys: those of a block take their place.
+    /// A mask and a bias may have columns for all keys: those of a block take their place.
     fn columns(&mut self, r: &Ring<'_>, from: ValueId, args: &mut [ValueId]) {
         let (_, mask, bias) = r.a.extras();
         for i in [mask, bias].into_iter().flatten() {
+            if !self.b.dims(args[i]).contains(&r.a.key) {
+                continue;
+            }
             let at = self.keys(r, from);
             // What lies behind the last key is hidden elsewhere.
             let at = self.b.map_scalar(MapOp::Min, at, self.b.graph.extent(r.part) as f64 - 1.0);
