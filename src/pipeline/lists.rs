@@ -52,6 +52,9 @@ pub enum Does {
     },
 }
 
+/// What one run leaves to the next, with its microbatch of the next run.
+type Carried = IndexSet<(Var, usize)>;
+
 /// The lists under construction.
 pub struct Lists<'a, 'b> {
     c: &'a Cutter<'b>,
@@ -63,8 +66,8 @@ pub struct Lists<'a, 'b> {
     stages: HashMap<ValueId, Vec<usize>>,
     /// How steps go over into each other, if they do.
     continued: Option<&'a Continued>,
-    /// By rank, where they do: what one run leaves to the next, with its microbatch of the next run.
-    pub carried: Vec<IndexSet<(Var, usize)>>,
+    /// By rank, where they do.
+    pub carried: Vec<Carried>,
 }
 
 impl<'a, 'b> Lists<'a, 'b> {
@@ -110,7 +113,7 @@ impl<'a, 'b> Lists<'a, 'b> {
     }
 
     /// Lists without waits for what was sent; and what runs leave to each other.
-    pub fn done(self) -> (Vec<Vec<Item>>, Vec<IndexSet<(Var, usize)>>) {
+    pub fn done(self) -> (Vec<Vec<Item>>, Vec<Carried>) {
         (self.lists, self.carried)
     }
 
