@@ -145,7 +145,9 @@ fn commands_on_the_pages_exist() {
                 let sub = match words[..] {
                     ["partita", sub, ..] => sub,
                     ["cargo", "run", "--release", "--", sub, ..] => sub,
-                    ["cargo", "test", "--release"] | ["cargo", "install", "--path", "."] | [] => continue,
+                    ["cargo", "test", "--release", "--workspace"] | ["cargo", "install", "--path", "."] | [] => {
+                        continue;
+                    }
                     _ => panic!("{name}:{line}: `{command}` is no known command"),
                 };
                 for file in words.iter().filter(|w| w.ends_with(".pta")) {

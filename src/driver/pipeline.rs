@@ -162,7 +162,9 @@ pub fn graphs(options: &Options, world: &dyn World) -> Outcome<Graphs> {
     p.graph("eval", &eval, &c.sources)?;
     // A step in microbatches is a rewrite of the whole step, which therefore must be complete.
     if let (Some((parts, span)), Some(sample)) = (single.microbatches, sample) {
-        train = p.run("accumulate", || stage::accumulate(&train, sample, parts as usize)).map_err(|d| {
+        let in_stages = sharding.as_ref().is_some_and(|s| s.table.is_some());
+        let cut = if in_stages { stage::accumulate_in_stages } else { stage::accumulate };
+        train = p.run("accumulate", || cut(&train, sample, parts as usize)).map_err(|d| {
             let d = match d.primary {
                 Some(_) => d.and(span, "microbatches are asked for here"),
                 None => d.at(span, "asked for here"),

@@ -53,7 +53,7 @@ pub fn flatten(graph: &Graph, microbatches: usize) -> Result<Flat, String> {
             let carries = carries as usize;
             let (op, block) = (g.op(id).clone(), g.block(body).clone());
             if block.results.len() > carries {
-                return Err("what each sample gives leaves the step".into());
+                return Err("what each sample gives leaves the step, and not as a sum".into());
             }
             turn = Some(block.params[0]);
             for k in 0..carries {

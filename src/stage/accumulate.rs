@@ -21,6 +21,24 @@ use std::collections::HashMap;
 
 /// The step in `parts` microbatches along `sample`.
 pub fn accumulate(graph: &Graph, sample: DimId, parts: usize) -> Result<Graph, Box<Diagnostic>> {
+    cut(graph, sample, parts, Leaving::Stacked)
+}
+
+/// The same where stages may compute the microbatches in any order: all that leaves the loop is a sum over them.
+pub fn accumulate_in_stages(graph: &Graph, sample: DimId, parts: usize) -> Result<Graph, Box<Diagnostic>> {
+    cut(graph, sample, parts, Leaving::Summed)
+}
+
+/// How outputs that are of samples leave the loop.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Leaving {
+    /// Microbatch by microbatch.
+    Stacked,
+    /// As sums of arrays that are 0 but for a microbatch's part.
+    Summed,
+}
+
+fn cut(graph: &Graph, sample: DimId, parts: usize, leaving: Leaving) -> Result<Graph, Box<Diagnostic>> {
     let Dim { name, size, .. } = graph.dim(sample);
     if parts == 0 || !size.is_multiple_of(parts) {
         let why = format!("the size {size} of the sample dim `{name}` does not divide into {parts} microbatches");
@@ -37,8 +55,13 @@ pub fn accumulate(graph: &Graph, sample: DimId, parts: usize) -> Result<Graph, B
     let mut facts = Facts::new(&graph, &classes);
     facts.check()?;
     let schedule = Schedule::new(&graph, &classes, &facts);
-    let result = Emission::new(&graph, &samples, &classes, &schedule, parts).emit();
+    let result = Emission::new(&graph, &samples, &classes, &schedule, (parts, leaving)).emit();
     Ok(prune::prune(&result))
+}
+
+/// Truth values are added up as numbers.
+fn summed_in(dtype: DType) -> DType {
+    if dtype == DType::Bool { DType::I32 } else { dtype }
 }
 
 /// The name of the dim of a sample dim's places in a microbatch.
@@ -235,6 +258,7 @@ struct Emission<'a> {
     classes: &'a [Class],
     schedule: &'a Schedule,
     b: Builder,
+    leaving: Leaving,
     /// The loops' dim.
     turns: DimId,
     /// The number of the microbatch in what is fed and drawn.
@@ -256,7 +280,7 @@ impl<'a> Emission<'a> {
         samples: &'a Samples,
         classes: &'a [Class],
         schedule: &'a Schedule,
-        parts: usize,
+        (parts, leaving): (usize, Leaving),
     ) -> Emission<'a> {
         let mut b = Builder::new(Graph {
             dims: g.dims.clone(),
@@ -275,8 +299,21 @@ impl<'a> Emission<'a> {
             local.insert(*d, b.add_dim(&part_name(&name), *size, ragged));
         }
         let (outer, inner, starts) = (HashMap::new(), HashMap::new(), HashMap::new());
-        let mut e =
-            Emission { g, samples, classes, schedule, b, turns, which, turn: None, local, outer, inner, starts };
+        let mut e = Emission {
+            g,
+            samples,
+            classes,
+            schedule,
+            b,
+            leaving,
+            turns,
+            which,
+            turn: None,
+            local,
+            outer,
+            inner,
+            starts,
+        };
         // Microbatches stand one after another in what is fed.
         for i in 0..g.inputs.len() {
             e.b.graph.inputs[i].dims = e.divided(&g.inputs[i].dims);
@@ -351,6 +388,14 @@ impl<'a> Emission<'a> {
             let start = identity(*combine, *dtype);
             initial.push(self.b.splat_of(start, accumulated_in(*dtype), dims));
         }
+        let summed = self.leaving == Leaving::Summed;
+        for (v, _) in collected.iter().filter(|_| summed) {
+            self.stamp(self.g.def_op(*v).expect("outputs of samples are results"));
+            let Value { dtype, dims, .. } = self.g.value(*v);
+            let own = dims.iter().map(|d| self.local.get(d).copied().unwrap_or(*d));
+            let dims: Vec<DimId> = std::iter::once(self.turns).chain(own).collect();
+            initial.push(self.b.splat_of(0.0, summed_in(*dtype), &dims));
+        }
         let frame = self.b.begin_loop(self.turns, false, &initial);
         self.inner.clear();
         self.turn = Some(frame.turn);
@@ -378,8 +423,22 @@ impl<'a> Emission<'a> {
                 Combine::Reduce(kind) => self.b.map(kind.combining(), &[so_far, part]),
             });
         }
-        let pieces: Vec<ValueId> = collected.iter().map(|(v, _)| self.inner[v]).collect();
-        let (finals, stacked) = self.b.end_loop(frame, &next, &pieces);
+        let mut pieces: Vec<ValueId> = collected.iter().map(|(v, _)| self.inner[v]).collect();
+        if summed {
+            for ((v, _), piece) in collected.iter().zip(std::mem::take(&mut pieces)) {
+                self.stamp(self.g.def_op(*v).expect("outputs of samples are results"));
+                let so_far = frame.carries[next.len()];
+                let own = self.b.iota(self.turns);
+                let own = self.b.map(MapOp::Eq, &[own, frame.turn]);
+                let piece = self.b.cast(piece, summed_in(self.b.dtype(piece)));
+                let piece = self.b.broadcast(piece, &[self.turns]);
+                let none = self.b.scalar(0.0, self.b.dtype(piece));
+                let part = self.b.select(own, piece, none);
+                next.push(self.b.add(so_far, part));
+            }
+        }
+        let (mut finals, mut stacked) = self.b.end_loop(frame, &next, &pieces);
+        stacked.extend(finals.drain(totals.len()..));
         for (Joined { total: v, between, .. }, total) in totals.iter().zip(finals) {
             self.stamp(self.g.def_op(*v).expect("totals are results"));
             let dtype = self.g.value(*v).dtype;
@@ -388,6 +447,7 @@ impl<'a> Emission<'a> {
         }
         for ((v, d), pieces) in collected.iter().zip(stacked) {
             self.stamp(self.g.def_op(*v).expect("outputs of samples are results"));
+            let pieces = self.b.cast(pieces, self.g.value(*v).dtype);
             let whole = self.b.reshape(&[(vec![self.turns, self.local[d]], vec![*d])], pieces);
             self.outer.insert(*v, whole);
         }

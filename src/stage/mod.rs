@@ -10,5 +10,5 @@ pub mod replicas;
 mod samplewise;
 pub mod slices;
 
-pub use accumulate::{accumulate, part_of};
+pub use accumulate::{accumulate, accumulate_in_stages, part_of};
 pub use slices::slices;

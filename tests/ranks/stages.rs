@@ -186,17 +186,21 @@ fn values_cross_as_many_stages_as_they_must() {
     }
 }
 
+/// A metric of each sample is put together from what the stages of each microbatch give.
 #[test]
-fn what_each_sample_gives_does_not_leave_a_pipeline() {
-    let source =
-        skips().replace("metric size = mean[batch, embed](abs(middle))", "metric size = mean[embed](abs(middle))");
-    let plan = plan(2, "1f1b", 4, "", "").replace("pipeline depth", "pipeline first, second");
-    let (world, options) = plans::planned(&source, &plan);
-    let g = plans::graphs(&(world, options), &plan);
-    let p = plans::sound(&plan, sharding::programs(&g)).expect("many ranks");
-    let found = partita::driver::stages::staged(&g, &p, &kernel::Options::default()).err().expect("refused");
-    let errors: Vec<&str> = found.sink.sorted().iter().map(|d| d.code).collect();
-    assert_eq!(errors, ["E0605"]);
+fn what_each_sample_gives_leaves_a_pipeline() {
+    let each = "metric size = mean[embed](abs(middle))\n    metric last = max[embed](h)";
+    let source = skips().replace("metric size = mean[batch, embed](abs(middle))", each);
+    for (ranks, schedule, mesh, more) in [
+        (2, "1f1b", "", ""),
+        (4, "zb_h1", "", ""),
+        (2, "dualpipe", "", ""),
+        (2, "1f1b", ", dp = 2", "shard batch by dp"),
+        (2, "2bw", "", ""),
+    ] {
+        let plan = plan(ranks, schedule, 4, mesh, more).replace("pipeline depth", "pipeline first, second");
+        compare(&source, &plan, DType::F64, 13, 1e-9);
+    }
 }
 
 /// The example, small.
