@@ -9,6 +9,10 @@
 //! microbatch; nothing is sent between stages of one rank; a parameter of several ranks gets the sum of what all of them add to its
 //! gradient, and the same update everywhere. Lists can be run by ranks that wait for each other (`lists.rs`).
 //!
+//! An [`Endless`] pipeline does not drain: a run also begins the step after its own, with functions that read the parameters' latest versions.
+//! Items of lists say in which runs they are done; what one run leaves to the next is in [`Onward`], by the microbatches of the step
+//! that it belongs to, so that both steps find it in one place.
+//!
 //! Reading order: `flat.rs` (one list of operations), `stages.rs` (which stage computes what), `draw.rs` (functions as graphs), `cut.rs`
 //! (which functions there are), `behind.rs` (reductions and updates: where), `after.rs` (and when), `lists.rs`.
 
