@@ -5,9 +5,10 @@ use super::draw::{Draw, Function, Var};
 use super::flat::{Part, flatten};
 use super::lists::{Does, Item, Lists, waits};
 use super::stages::{Stages, Turns};
+use super::touch::{missing, reads, reads_inputs, touched};
 use crate::ir::*;
 use crate::schedule::certify::Certificate;
-use crate::schedule::{Continued, Table, Work};
+use crate::schedule::{Action, Continued, Table, Work};
 use crate::types::When;
 use indexmap::{IndexMap, IndexSet};
 use std::collections::{HashMap, HashSet};
@@ -414,31 +415,7 @@ impl Cutter<'_> {
             functions.push(f);
             before.push(functions.len() - 1);
         }
-        let mut ahead = Vec::new();
-        for (rank, list) in endless.iter().flat_map(|e| e.lists.steady.iter().enumerate()) {
-            let next = list.iter().filter(|a| a.microbatch >= self.table.microbatches);
-            let called: IndexSet<usize> = next.filter_map(|a| numbers[&Key(a.op, a.stage)]).collect();
-            let (mut kept, mut sums) = (IndexSet::new(), IndexSet::new());
-            for arg in called.iter().flat_map(|f| &functions[*f].args) {
-                match arg.var {
-                    Var::Once(v) => _ = kept.insert(v),
-                    Var::Sum(k) => _ = sums.insert(k),
-                    _ => {}
-                }
-            }
-            let (kept, sums): (Vec<_>, Vec<_>) = (kept.into_iter().collect(), sums.into_iter().collect());
-            functions.push(self.before(format!("ahead.{rank}"), &kept, &sums));
-            ahead.push((functions.len() - 1, sums));
-            for f in called.into_iter().chain([functions.len() - 1]) {
-                for op in &functions[f].graph.ops {
-                    if let Op::Param(p) = op.op
-                        && let Some(s) = endless.as_ref().and_then(|e| e.latest[p.index()])
-                    {
-                        held.states[s.index()] |= bit(rank);
-                    }
-                }
-            }
-        }
+        let ahead = endless.as_ref().map_or_else(Vec::new, |e| self.ahead(e, &numbers, &mut functions, &mut held));
         let known = |path: &str| also.get(path).copied().unwrap_or(0);
         g.params.iter().zip(&mut held.params).for_each(|(p, homes)| *homes |= known(&p.path));
         g.states.iter().zip(&mut held.states).for_each(|(s, homes)| *homes |= known(&s.path));
@@ -495,6 +472,40 @@ impl Cutter<'_> {
         })
     }
 
+    /// By rank: what the next step needs once, which is computed before it is begun, and the sums that it begins.
+    fn ahead(
+        &self,
+        endless: &Endless<'_>,
+        numbers: &IndexMap<Key, Option<usize>>,
+        functions: &mut Vec<Function>,
+        held: &mut Held,
+    ) -> Vec<(usize, Vec<usize>)> {
+        let of = |(rank, list): (usize, &Vec<Action>)| {
+            let next = list.iter().filter(|a| a.microbatch >= self.table.microbatches);
+            let called: IndexSet<usize> = next.filter_map(|a| numbers[&Key(a.op, a.stage)]).collect();
+            let (mut kept, mut sums) = (IndexSet::new(), IndexSet::new());
+            for arg in called.iter().flat_map(|f| &functions[*f].args) {
+                match arg.var {
+                    Var::Once(v) => _ = kept.insert(v),
+                    Var::Sum(k) => _ = sums.insert(k),
+                    _ => {}
+                }
+            }
+            let (kept, sums): (Vec<_>, Vec<_>) = (kept.into_iter().collect(), sums.into_iter().collect());
+            functions.push(self.before(format!("ahead.{rank}"), &kept, &sums));
+            let before = functions.len() - 1;
+            for op in called.into_iter().chain([before]).flat_map(|f| &functions[f].graph.ops) {
+                if let Op::Param(p) = op.op
+                    && let Some(s) = endless.latest[p.index()]
+                {
+                    held.states[s.index()] |= bit(rank);
+                }
+            }
+            (before, sums)
+        };
+        endless.lists.steady.iter().enumerate().map(of).collect()
+    }
+
     /// Whether nothing but parameters changes what microbatches compute from step to step, and nothing but sums is read behind them.
     fn may_go_on(&self, functions: &[Function]) -> bool {
         let before = |id: &&OpId| self.s.flat.part[id.index()] == Part::Before;
@@ -539,68 +550,6 @@ impl Cutter<'_> {
         match self.s.stage_of(v).is_some() && b.home[v.index()] & bit(rank) != 0 {
             true => Var::Each(v),
             false => Var::Once(v),
-        }
-    }
-}
-
-/// Notes what a function reads on a rank.
-fn reads(g: &Graph, rank: usize, held: &mut Held, inputs: &mut [Homes]) {
-    for op in &g.ops {
-        match op.op {
-            Op::Param(p) => held.params[p.index()] |= bit(rank),
-            Op::State(s) => {
-                if let Some(homes) = held.states.get_mut(s.index()) {
-                    *homes |= bit(rank);
-                }
-            }
-            _ => {}
-        }
-    }
-    reads_inputs(g, rank, inputs);
-}
-
-/// A parameter or state that a function needs and the rank does not hold.
-fn missing<'g>(g: &'g Graph, rank: usize, held: &Held) -> Option<&'g str> {
-    let is_on = |homes: Option<&Homes>| homes.is_none_or(|h| h & bit(rank) != 0);
-    let param = |p: ParamId| (!is_on(held.params.get(p.index()))).then(|| g.params[p.index()].path.as_str());
-    let state = |s: StateId| (!is_on(held.states.get(s.index()))).then(|| g.states[s.index()].path.as_str());
-    let read = g.ops.iter().find_map(|op| match op.op {
-        Op::Param(p) => param(p),
-        Op::State(s) => state(s),
-        _ => None,
-    });
-    read.or_else(|| {
-        g.outputs.iter().find_map(|o| match o.kind {
-            OutputKind::Param(p) => param(p),
-            OutputKind::State(s) => state(s),
-            _ => None,
-        })
-    })
-}
-
-/// Notes what a function reads or writes.
-fn touched(g: &Graph, params: &mut [bool], states: &mut [bool]) {
-    let mut note = |param: Option<ParamId>, state: Option<StateId>| {
-        param.iter().for_each(|p| params[p.index()] = true);
-        // Arguments come behind the states of the step.
-        state.and_then(|s| states.get_mut(s.index())).into_iter().for_each(|s| *s = true);
-    };
-    g.ops.iter().for_each(|op| match op.op {
-        Op::Param(p) => note(Some(p), None),
-        Op::State(s) => note(None, Some(s)),
-        _ => {}
-    });
-    g.outputs.iter().for_each(|o| match o.kind {
-        OutputKind::Param(p) => note(Some(p), None),
-        OutputKind::State(s) => note(None, Some(s)),
-        _ => {}
-    });
-}
-
-fn reads_inputs(g: &Graph, rank: usize, inputs: &mut [Homes]) {
-    for op in &g.ops {
-        if let Op::Input(i) = op.op {
-            inputs[i.index()] |= bit(rank);
         }
     }
 }

@@ -23,6 +23,7 @@ mod draw;
 mod flat;
 mod lists;
 mod stages;
+mod touch;
 
 pub use behind::members;
 pub use cut::{Crossing, Endless, Holders, Onward, Pipelined, pipelined};
