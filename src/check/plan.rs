@@ -374,6 +374,18 @@ pub fn schedule(v: &PlanValue, sink: &mut Sink) -> Option<Schedule> {
             match name.text.as_str() {
                 "interleaved" => chunks(sink).map(Schedule::Interleaved),
                 "looped_bfs" => chunks(sink).map(Schedule::LoopedBfs),
+                "auto" => match argument(args, "activations") {
+                    Some(n) => whole(n, sink).map(Schedule::Within),
+                    None => {
+                        let d = malformed(
+                            "`auto` takes the most microbatches whose activations a rank keeps",
+                            v.span,
+                            "one number, or none",
+                        );
+                        sink.push(d.help("write `auto(4)`, or `auto` for as many as there are ranks"));
+                        None
+                    }
+                },
                 "file" => match argument(args, "path").map(|v| &v.kind) {
                     Some(PlanValueKind::Str(s)) => Some(Schedule::File(s.clone())),
                     _ => {

@@ -286,6 +286,12 @@ impl Asked<'_> {
             let turns = self.turns(table.stages)?;
             return Ok((table, turns));
         }
+        if matches!(p.schedule, Schedule::Auto | Schedule::Within(_))
+            && p.stages.is_none()
+            && p.turns as usize >= 2 * self.ranks
+        {
+            return self.found(m);
+        }
         let given = p.stages.as_ref().map(Vec::len);
         let turns = self.turns(p.schedule.stages(self.ranks, p.turns as usize, given).unwrap_or(self.ranks))?;
         let none = |_: &str| Err("no file is meant".to_string());
@@ -293,6 +299,31 @@ impl Asked<'_> {
             Ok(table) => Ok((table, turns)),
             Err(e) => Err(self.refused(&e)),
         }
+    }
+
+    /// The shorter one of what is found with one and with two stages a rank.
+    fn found(&self, m: usize) -> Outcome<(Table, Vec<u64>)> {
+        let of = |chunks: usize| {
+            let turns = self.turns(chunks * self.ranks)?;
+            let costs = self.model.stages(&turns);
+            let none = |_: &str| Err("no file is meant".to_string());
+            let table = self.pipeline.schedule.table(self.ranks, m, &costs, &none).map_err(|e| self.refused(&e))?;
+            let took = simulate(&table, &costs).map_err(|e| self.refused(&e))?.makespan;
+            Ok((took, table, turns))
+        };
+        let (one, two) = (of(1), of(2));
+        let (_, table, turns) = match (one, two) {
+            (Ok(a), Ok(b)) => {
+                if b.0 < a.0 {
+                    b
+                } else {
+                    a
+                }
+            }
+            (Ok(a), Err(_)) | (Err(_), Ok(a)) => a,
+            (Err(e), Err(_)) => return Err(e),
+        };
+        Ok((table, turns))
     }
 
     /// A schedule that does not exist.

@@ -21,6 +21,8 @@ pub enum Schedule {
     DualPipeV,
     /// Found from the costs.
     Auto,
+    /// The same, where a rank keeps the activations of so many microbatches at most.
+    Within(u64),
     /// A table that a user has written: its path.
     File(String),
 }
@@ -52,6 +54,7 @@ impl std::fmt::Display for Schedule {
         match self {
             Schedule::Interleaved(v) => write!(f, "interleaved({v})"),
             Schedule::LoopedBfs(v) => write!(f, "looped_bfs({v})"),
+            Schedule::Within(n) => write!(f, "auto({n})"),
             Schedule::File(path) => write!(f, "file(\"{path}\")"),
             word => f.write_str(WORDS.iter().find(|w| w.1 == *word).map_or("", |w| w.0)),
         }
@@ -71,7 +74,7 @@ impl Schedule {
             | Schedule::ZbH1
             | Schedule::ZbH2
             | Schedule::DualPipe => Some(1),
-            Schedule::Auto | Schedule::File(_) => None,
+            Schedule::Auto | Schedule::Within(_) | Schedule::File(_) => None,
         }
     }
 
@@ -80,7 +83,9 @@ impl Schedule {
     pub fn stages(&self, ranks: usize, turns: usize, given: Option<usize>) -> Option<usize> {
         match (self, self.chunks()) {
             (_, Some(v)) => Some(ranks.saturating_mul(v as usize)),
-            (Schedule::Auto, None) => Some(given.unwrap_or(if turns >= 2 * ranks { 2 * ranks } else { ranks })),
+            (Schedule::Auto | Schedule::Within(_), None) => {
+                Some(given.unwrap_or(if turns >= 2 * ranks { 2 * ranks } else { ranks }))
+            }
             (_, None) => None,
         }
     }
@@ -131,6 +136,10 @@ impl Schedule {
             Schedule::DualPipe => family::dual::pipe(p, m),
             Schedule::DualPipeV => family::dual::pipe_v(p, m),
             Schedule::Auto => auto::auto(p, m, costs)?,
+            Schedule::Within(n) => {
+                let each = auto::cap(p, &Costs { cap: None, ..costs.clone() }) / p as f64;
+                auto::auto(p, m, &Costs { cap: Some(each * *n as f64), ..costs.clone() })?
+            }
             Schedule::File(path) => {
                 let text = read(path)
                     .map_err(|e| Problem::impossible(format!("{path} cannot be read: {e}"), "check the path"))?;

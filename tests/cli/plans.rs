@@ -226,6 +226,48 @@ fn parameters_are_gathered_as_often_as_is_said() {
     assert!(once > 4 && kept == 2 * once && again > kept, "{once} {kept} {again}");
 }
 
+/// What a plan says of training is no matter where one sample is computed.
+#[test]
+fn a_model_trained_in_microbatches_is_sampled_and_built() {
+    let folder = tiny();
+    let at = folder.path();
+    let text = std::fs::read_to_string(at.join("tiny.pta")).expect("the model");
+    write(at, "tiny.pta", format!("{text}\nplan parts {{ microbatches 2 }}\n"));
+    succeeds(at, &["train", "tiny.pta", "--plan", "parts", "--steps", "2"]);
+    let sample = |more: &[&str]| succeeds(at, &[&["sample", "tiny.pta", "--length", "8"], more].concat());
+    assert_eq!(sample(&["--plan", "parts"]), sample(&[]));
+    succeeds(at, &["build", "tiny.pta", "--plan", "parts", "-o", "prog"]);
+}
+
+/// `auto` takes as many stages a rank as are faster by the model, and keeps as many activations as it may.
+#[test]
+fn a_found_schedule_is_no_worse_than_one_of_a_stage_a_rank() {
+    let folder = tiny();
+    let at = folder.path();
+    let deep = DEEP.replace("depth = 2", "depth = 8");
+    let shown = |schedule: &str| -> serde_json::Value {
+        write(
+            at,
+            "deep.pta",
+            deep.replace("schedule = zb_h1, microbatches = 2", &format!("schedule = {schedule}, microbatches = 4")),
+        );
+        let json = succeeds(at, &["schedule", "deep.pta", "--plan", "stages", "--json"]);
+        serde_json::from_str(&json).expect("an object")
+    };
+    let time = |schedule: &str| shown(schedule)["makespan"].as_f64().expect("a time");
+    assert!(time("auto") <= 1.000_001 * time("1f1b").min(time("zb_h1")));
+    let kept = |schedule: &str| -> f64 {
+        let all = shown(schedule);
+        let (peaks, turns) =
+            (all["peak_activations"].as_array().expect("peaks"), all["turns"].as_array().expect("turns"));
+        let most = peaks.iter().filter_map(|p| p.as_f64()).fold(0.0, f64::max);
+        most * 2.0 / turns.len() as f64
+    };
+    assert!(kept("auto(1)") <= 1.0 && kept("auto") > 1.0, "{} {}", kept("auto(1)"), kept("auto"));
+    write(at, "deep.pta", deep.replace("schedule = zb_h1", "schedule = auto(few)"));
+    fails(at, &["check", "deep.pta"], 1, "E0506");
+}
+
 /// What cannot be cut says what stands in the way.
 #[test]
 fn steps_that_cannot_be_cut_say_why() {

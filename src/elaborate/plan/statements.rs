@@ -343,7 +343,8 @@ impl<'a> Elab<'a> {
 
     /// Microbatches are equal runs of samples.
     fn divide_batch(&mut self, plan: &ResolvedPlan, at: Option<Span>) {
-        let Some(span) = at.filter(|_| plan.microbatches > 1) else { return };
+        // Sampling and evaluation have none.
+        let Some(span) = at.filter(|_| plan.microbatches > 1 && self.mode.training) else { return };
         for d in self.sample_dims() {
             let (n, size) = (self.dim_name(d), self.b.graph.size(d) as u64);
             if size % plan.microbatches != 0 {
