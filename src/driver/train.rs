@@ -304,9 +304,9 @@ impl<'r> Run<'r> {
                 let start = Instant::now();
                 let upcoming = self.next_batch();
                 waited += start.elapsed();
-                // Data that fails ends the run when its step comes.
+                // Data that fails, or is no good, ends the run when its step comes.
                 if let Ok(batch) = &upcoming {
-                    engine.begin_next(batch.as_ref().unwrap_or(&empty))?;
+                    let _ = engine.begin_next(batch.as_ref().unwrap_or(&empty));
                 }
                 self.upcoming = Some(upcoming);
             }
@@ -320,7 +320,11 @@ impl<'r> Run<'r> {
             let loss = total(&figures);
             self.train.push((self.step, loss));
             if !loss.is_finite() {
+                self.settle(tell);
                 return Err(self.not_finite(loss, &figures));
+            }
+            if self.bad_gradient(&figures).is_some() {
+                self.settle(tell);
             }
             if let Some(e) = self.bad_gradient(&figures) {
                 return Err(e);
@@ -484,6 +488,12 @@ impl<'r> Run<'r> {
                 }
             }
         }
+    }
+
+    /// Waits for a save that is under way, so that it is known where the run can begin again.
+    fn settle(&mut self, tell: Tell) {
+        let outcome = self.saver.as_mut().and_then(Saver::finish);
+        self.saved(outcome, tell);
     }
 
     fn not_finite(&self, loss: f64, figures: &[Figure]) -> Stop {

@@ -226,6 +226,29 @@ fn parameters_are_gathered_as_often_as_is_said() {
     assert!(once > 4 && kept == 2 * once && again > kept, "{once} {kept} {again}");
 }
 
+/// Data that is no good ends a run at its own step, although the step before reads it already; the last checkpoint is named.
+#[test]
+fn bad_data_ends_a_run_when_its_step_comes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = folder.path();
+    let program = "use optim.{sgd}\ndim batch = 4, wide = 3, depth = 4\nmodel Net(x: [batch, wide]) {\n    let h = x\n    \
+         for i in depth { param u: [wide] = 1.0\n        h = h * u }\n    loss mean[batch, wide](square(h - 0.5))\n}\n\
+         train Net {\n    data { x = csv(\"x.csv\", shuffle = false) }\n    optimizer sgd(lr = 0.01)\n    steps 6\n    save every 1\n}\n\
+         plan two {\n    mesh pp = 2\n    pipeline depth by pp { schedule = 2bw, microbatches = 4 }\n}\n";
+    write(at, "m.pta", program);
+    let row = |k: usize| if k == 13 { "0.5,1e30,0.5\n".to_string() } else { format!("0.{k},0.5,0.25\n") };
+    write(at, "x.csv", (0..24).map(row).collect::<String>());
+    for more in [&["--debug-nan"][..], &[]] {
+        let all = ["train", "m.pta", "--plan", "two", "--out", "run", "--metrics", "m.jsonl"];
+        let told = fails(at, &[&all, more].concat(), 1, "E0810");
+        assert_eq!(crate::run::metric(&at.join("m.jsonl"), "loss").len(), 3, "{told}");
+        assert!(at.join("run").join("step-00000003").is_dir(), "{told}");
+        assert!(!more.is_empty() || told.contains("step-00000003"), "{told}");
+        std::fs::remove_dir_all(at.join("run")).expect("a run");
+        std::fs::remove_file(at.join("m.jsonl")).expect("metrics");
+    }
+}
+
 /// What a plan says of training is no matter where one sample is computed.
 #[test]
 fn a_model_trained_in_microbatches_is_sampled_and_built() {
