@@ -251,6 +251,29 @@ fn gradients_of_all_layers_are_summed_over_microbatches_first() {
     assert_eq!(what, Vec::<String>::new());
 }
 
+/// What rules say of a parameter holds in a microbatch as in a whole batch: layers exchange the same.
+#[test]
+fn microbatches_exchange_what_a_batch_does() {
+    let gpt = plans::gpt("batch = 32, seq = 64, vocab = 64, embed = 32, heads = 4, depth = 2", "sgd(lr = 0.1)");
+    let plan = "mesh tp = 2\nshard heads, mlp, vocab by tp\nshard seq by tp in LayerNorm";
+    let exchanged = |plan: &str| {
+        let (graph, _) = program(&gpt, plan);
+        let mut kinds = std::collections::BTreeMap::new();
+        for op in &graph.ops {
+            if let Op::Collective(c) = &op.op
+                && !c.atoms.is_empty()
+                && c.kind != CollectiveKind::AllReduce
+            {
+                *kinds.entry(format!("{:?}", c.kind)).or_insert(0) += 1;
+            }
+        }
+        kinds
+    };
+    let whole = exchanged(plan);
+    assert!(whole["AllGather"] > 8 && whole["ReduceScatter"] > 8, "{whole:?}");
+    assert_eq!(whole, exchanged(&format!("{plan}\nmicrobatches 4")));
+}
+
 /// Rows that neighbours read, and nothing more; nothing where windows lie side by side.
 #[test]
 fn windows_get_the_rows_around_a_block() {

@@ -317,6 +317,27 @@ pub struct Held {
     pub origin: Vec<Origin>,
 }
 
+/// An input, or one microbatch of it.
+fn is_input(g: &Graph, op: &Operation) -> bool {
+    match &op.op {
+        Op::Input(_) => true,
+        Op::Window { .. } => g.def_op(op.args[0]).is_some_and(|d| matches!(d.op, Op::Input(_))),
+        _ => false,
+    }
+}
+
+/// Parameters and states that loops read, outside and inside.
+fn handed(g: &Graph) -> Vec<(ValueId, ValueId)> {
+    let mut out = Vec::new();
+    for op in &g.ops {
+        let Op::Loop { body, carries, .. } = op.op else { continue };
+        let read = op.args[carries as usize..].iter().zip(&g.block(body).params[1 + carries as usize..]);
+        let leaf = |v: &ValueId| g.def_op(*v).is_some_and(|d| matches!(d.op, Op::Param(_) | Op::State(_)));
+        out.extend(read.filter(|(outer, _)| leaf(outer)).map(|(outer, inner)| (*outer, *inner)));
+    }
+    out
+}
+
 /// Everything that is known of the program so far.
 pub struct State<'a> {
     pub g: &'a Graph,
@@ -369,7 +390,7 @@ impl<'a> State<'a> {
                 Op::State(s) => close(&mut held[c], &storage.states[&g.states[s.index()].path]),
                 _ if op.phase == Phase::Update => {}
                 _ => {
-                    let input = matches!(op.op, Op::Input(_));
+                    let input = is_input(g, op);
                     for (i, fact) in pins.facts(g, op, *v).into_iter().enumerate() {
                         match fact {
                             Some((cut, k)) => {
@@ -383,6 +404,11 @@ impl<'a> State<'a> {
                     }
                 }
             }
+        }
+        // What a loop reads of parameters and states lies inside of it as outside.
+        for (outer, inner) in handed(g) {
+            let (from, to) = (classes.class(outer), classes.class(inner));
+            held[to] = held[from].clone();
         }
         let mut nests: Vec<Option<Nest>> = vec![None; g.ops.len()];
         for id in &classes.speakers {
