@@ -128,4 +128,5 @@ codes! {
     "W0015" "recomputation that was chosen"
     "W0016" "steps after the last outer step"
     "W0017" "run that ends before late gradients are applied"
+    "W0018" "pipeline of one microbatch"
 }

@@ -196,7 +196,17 @@ pub fn blamed(error: RuntimeError, recipe: &Recipe, from: &Checkpoint) -> Runtim
         return error;
     }
     let error = recipe.origin.author.blamed(error, from);
-    differences(recipe, from).into_iter().take(REASONS).fold(error, RuntimeError::note)
+    let differences = differences(recipe, from);
+    // What a rule of replicas keeps beside the optimizer's states is of no use to another one.
+    let rule = differences.iter().any(|d| d.starts_with("replicas "));
+    let error = differences.into_iter().take(REASONS).fold(error, RuntimeError::note);
+    if !rule {
+        return error;
+    }
+    let run = from.path().parent().unwrap_or(from.path()).display();
+    error.help(format!(
+        "go on under the plan that it was trained with, or begin anew with its parameters: `load \"{run}\"`"
+    ))
 }
 
 /// Differences that are told of a checkpoint that does not fit.

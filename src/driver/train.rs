@@ -298,7 +298,14 @@ impl<'r> Run<'r> {
             let batch = next.map_err(|e| {
                 // What ends the run is the data.
                 let _ = self.keep(engine, tell);
-                Stop::of_data(e, &self.recipe.data_at)
+                self.settle(tell);
+                let kept = self.last_saved.as_ref().map(|path| {
+                    format!(
+                        "the run is kept in `{}`: it goes on with `--resume` when the data is mended",
+                        path.display()
+                    )
+                });
+                Stop::of_data(kept.into_iter().fold(e, RuntimeError::note), &self.recipe.data_at)
             })?;
             if engine.goes_on() && self.step + 1 < self.recipe.steps {
                 let start = Instant::now();

@@ -31,6 +31,24 @@ fn ids_beyond_a_dim_and_characters_beyond_a_vocabulary() {
     assert!(text.contains("8"), "{text}");
 }
 
+/// A run that its data ends says where it is kept.
+#[test]
+fn a_run_goes_on_when_its_data_is_mended() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = folder.path();
+    let model = "use optim.{sgd}\ndim batch = 4, vocab = 5\nmodel M(x: int[batch]) {\n    param u: [vocab] = 1.0\n    \
+        loss mean[batch](square(u[vocab = x] - 0.5))\n}\ntrain M {\n    data { x = csv(\"x.csv\", shuffle = false) }\n    \
+        optimizer sgd(lr = 0.1)\n    steps 4\n}\n";
+    write(at, "m.pta", model);
+    let rows = |bad: &str| (0..16).map(|k| format!("{}\n", if k == 9 { bad } else { "1" })).collect::<String>();
+    write(at, "x.csv", rows("9"));
+    let text = fails(at, &["train", "m.pta"], 1, "E0803");
+    assert!(text.contains("the run is kept in `runs/M/step-00000002`"), "{text}");
+    write(at, "x.csv", rows("2"));
+    succeeds(at, &["train", "m.pta", "--resume"]);
+    assert!(at.join("runs/M/step-00000004").is_dir());
+}
+
 #[test]
 fn arrays_must_fit_the_inputs() {
     let folder = tiny();

@@ -53,6 +53,25 @@ fn the_only_plan_is_meant_unless_one_is_named() {
     assert!(text.contains("weight[mlp@tp, out]: f32 = param"), "{text}");
 }
 
+const RING: &str = "use nn.{attention, causal}
+use optim.{sgd}
+dim batch = 2, seq = 8, embed = 4
+model Net(x: [batch, seq, embed]) {
+    dim key = seq
+    param g: [embed] = 1.0
+    let k = (x * g)[seq -> key]
+    loss mean[batch, seq, embed](square(attention[key, embed, embed, scale = 0.5](x * g, k, k, mask = causal[seq, key]())))
+}
+train Net {
+    optimizer sgd(lr = 0.1)
+    steps 1
+}
+plan r {
+    mesh cp = 3
+    shard seq by cp { gather = ring }
+}
+";
+
 #[test]
 fn memory_is_that_of_a_rank() {
     let folder = folder();
@@ -72,6 +91,12 @@ fn memory_is_that_of_a_rank() {
     let five = report(&["--plan", "p", "--mesh", "tp=5"]);
     assert_eq!(of(&five, "parameters"), 4 * (18 + 3 + 15 + 5));
     assert_eq!(five["uneven"], serde_json::json!(["mlp 12 by tp: parts of 3 to 0"]));
+    // Blocks that go round are no parts of their own.
+    write(folder.path(), "ring.pta", RING);
+    let ring = succeeds(folder.path(), &["memory", "ring.pta", "--plan", "r", "--json"]);
+    let ring: serde_json::Value = serde_json::from_str(&ring).expect("a report");
+    let parts = serde_json::json!(["seq 8 by cp: parts of 3 to 2", "key 8 by cp: parts of 3 to 2"]);
+    assert_eq!(ring["uneven"], parts);
     let text = succeeds(folder.path(), &["memory", "two.pta", "--plan", "q", "--mesh", "dp=4000"]);
     assert!(text.starts_with("plan q: dp = 4000 (4000 ranks), all alike\npeak of each rank "), "{text}");
     assert!(text.contains("uneven: batch 8 by dp: parts of 1 to 0; every rank has room"), "{text}");

@@ -104,6 +104,7 @@ fn what_replicas_leave_is_the_model() {
     // Another number of replicas, or none, is another run.
     let text = fails(at, &["train", "tiny.pta", "--out", "far", "--resume", "--steps", "12"], 1, "E0807");
     assert!(text.contains("replicas local(steps = 3) by dp { lr = 0.7, momentum = 0.9 } before, now none"), "{text}");
+    assert!(text.contains("begin anew with its parameters: `load \"far\"`"), "{text}");
     let more = ["--plan", "far", "--mesh", "dp=4"];
     fails(at, &[&["train", "tiny.pta", "--out", "far", "--resume", "--steps", "12"][..], &more].concat(), 1, "E0807");
 }

@@ -9,12 +9,19 @@ pub fn uneven(graph: &Graph) -> Vec<String> {
     let mesh = &graph.mesh;
     let mut out: Vec<String> = Vec::new();
     for dim in &graph.dims {
-        let Some(cut) = dim.cut.as_ref().filter(|c| !cut::even(mesh, &c.entries, c.extent)) else { continue };
+        // Blocks that pass by and rows of neighbours are no parts of a dim.
+        let lies = |c: &&CutDim| !c.entries.iter().any(|e| e.order.is_passing());
+        let Some(cut) = dim.cut.as_ref().filter(lies).filter(|c| !cut::even(mesh, &c.entries, c.extent)) else {
+            continue;
+        };
         let atoms: Vec<Atom> = cut.entries.iter().map(|e| e.atom).collect();
         let sizes = part_sizes(mesh, cut);
         let [most, least] = [sizes.iter().max(), sizes.iter().min()].map(|n| n.copied().unwrap_or(0) as u64);
-        let name = dim.name.split('.').next().unwrap_or(&dim.name);
-        let (by, extent) = (mesh.names(&atoms).join(", "), grouped(cut.extent as u64));
+        let axes = mesh.names(&atoms);
+        // A cut dim has the name of the whole one, and of the axes behind it.
+        let name =
+            dim.name.find(&format!(".{}", axes.join(".").replace(':', "."))).map_or(&*dim.name, |n| &dim.name[..n]);
+        let (by, extent) = (axes.join(", "), grouped(cut.extent as u64));
         let line = format!("{name} {extent} by {by}: parts of {} to {}", grouped(most), grouped(least));
         if !out.contains(&line) {
             out.push(line);

@@ -122,8 +122,25 @@ impl<'a> Elab<'a> {
             self.pipeline_alone(&out);
             self.replicas_apart(&out);
             self.divide_batch(&out, batches);
+            if batches.is_none() {
+                self.one_microbatch(&out);
+            }
         }
         out
+    }
+
+    /// A pipeline of which nothing says how many microbatches it has.
+    fn one_microbatch(&mut self, plan: &ResolvedPlan) {
+        let Some(p) = plan.pipeline.as_ref().filter(|p| plan.mesh[p.axis].size > 1) else { return };
+        let ranks = plan.mesh[p.axis].size;
+        let d =
+            Diagnostic::warning("W0018", "the pipeline has one microbatch: one stage computes while all others wait");
+        self.sink.push(
+            d.at(p.span, format!("{ranks} ranks take turns")).help(format!(
+                "write `microbatches = {}` in its braces, or `microbatches = 1` if it is meant",
+                4 * ranks
+            )),
+        );
     }
 
     // ---- layouts

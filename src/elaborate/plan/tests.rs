@@ -251,6 +251,19 @@ fn axes_of_size_one_are_noted() {
 }
 
 #[test]
+fn a_pipeline_without_microbatches_is_told_of() {
+    let warned = |lines: &str| {
+        let found = all(&format!("{HEAD}plan p {{\nmesh pp = 2\n{lines}\n}}\n"));
+        assert!(found.iter().all(|d| d.severity != Severity::Error), "{lines}: {found:?}");
+        found.iter().filter(|d| d.code == "W0018").count()
+    };
+    assert_eq!(warned("pipeline depth by pp"), 1);
+    for said in ["pipeline depth by pp { microbatches = 1 }", "pipeline depth by pp\nmicrobatches 2"] {
+        assert_eq!(warned(said), 0, "{said}");
+    }
+}
+
+#[test]
 fn inline_layouts_need_dims_and_a_plan() {
     let inline = |layout: &str, plan: &str| {
         let head = HEAD.replace("for i in depth { h = Block(h) }", layout);
