@@ -27,6 +27,7 @@ macro_rules! unit {
             type Sum = $element;
             const LANES: usize = $lanes;
             const BYTES: usize = $bytes;
+            const WIDE_MASKS: bool = true;
             #[inline(always)]
             unsafe fn zero() -> $vector {
                 unsafe { $zero() }

@@ -25,6 +25,7 @@ macro_rules! single {
             type Sum = f32;
             const LANES: usize = 16;
             const BYTES: usize = 4;
+            const WIDE_MASKS: bool = false;
             #[inline(always)]
             unsafe fn zero() -> __m512 {
                 unsafe { _mm512_setzero_ps() }
@@ -79,6 +80,7 @@ impl Simd for F64 {
     type Sum = f64;
     const LANES: usize = 8;
     const BYTES: usize = 8;
+    const WIDE_MASKS: bool = false;
     #[inline(always)]
     unsafe fn zero() -> __m512d {
         unsafe { _mm512_setzero_pd() }

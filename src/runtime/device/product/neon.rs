@@ -19,6 +19,7 @@ macro_rules! unit {
             type Sum = $element;
             const LANES: usize = 16 / size_of::<$element>();
             const BYTES: usize = size_of::<$element>();
+            const WIDE_MASKS: bool = false;
             #[inline(always)]
             unsafe fn zero() -> $vector {
                 unsafe { std::mem::zeroed() }

@@ -21,6 +21,7 @@ macro_rules! unit {
             type Sum = $element;
             const LANES: usize = LANES;
             const BYTES: usize = size_of::<$element>();
+            const WIDE_MASKS: bool = false;
             #[inline(always)]
             unsafe fn zero() -> Self::Vector {
                 [0.0; LANES]

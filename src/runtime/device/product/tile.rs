@@ -117,6 +117,8 @@ pub trait Simd {
     type Sum: Copy + Default + std::ops::Add<Output = Self::Sum>;
     const LANES: usize;
     const BYTES: usize;
+    /// Whether a mask lies in a register of vectors, which the sums of a full tile leave none of.
+    const WIDE_MASKS: bool;
     unsafe fn zero() -> Self::Vector;
     /// Selects the first n lanes, 1 to all.
     unsafe fn mask(n: usize) -> Self::Mask;
@@ -151,10 +153,10 @@ pub fn expect_far(_at: *const u8) {
     }
 }
 
-/// One step along k.
+/// One step along k. `WHOLE`: the last vector has all of its lanes.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "loops with constant bounds over arrays that are registers")]
-unsafe fn step<S: Simd, const V: usize, const N: usize>(
+unsafe fn step<S: Simd, const V: usize, const N: usize, const WHOLE: bool>(
     t: &Tile,
     mask: S::Mask,
     a: *const u8,
@@ -168,7 +170,8 @@ unsafe fn step<S: Simd, const V: usize, const N: usize>(
         for i in 0..V - 1 {
             x[i] = S::load(a.add(i * bytes));
         }
-        x[V - 1] = S::load_part(a.add((V - 1) * bytes), mask);
+        let last = a.add((V - 1) * bytes);
+        x[V - 1] = if WHOLE { S::load(last) } else { S::load_part(last, mask) };
         for j in 0..N {
             let y = S::splat(b.offset(j as isize * t.b_columns));
             for i in 0..V {
@@ -181,7 +184,7 @@ unsafe fn step<S: Simd, const V: usize, const N: usize>(
 
 /// All steps along k. Apart for those that copy and those that do not.
 #[inline(always)]
-unsafe fn along<S: Simd, const V: usize, const N: usize>(
+unsafe fn along<S: Simd, const V: usize, const N: usize, const WHOLE: bool>(
     t: &Tile,
     mask: S::Mask,
     mut sums: [[S::Vector; V]; N],
@@ -205,12 +208,12 @@ unsafe fn along<S: Simd, const V: usize, const N: usize>(
                 far = far.wrapping_offset(far_step);
             }
             for _ in 0..TURN {
-                sums = step::<S, V, N>(t, mask, a, b, sums);
+                sums = step::<S, V, N, WHOLE>(t, mask, a, b, sums);
                 (a, b) = (a.offset(t.a_step), b.offset(t.b_step));
             }
         }
         for _ in 0..t.k % TURN {
-            sums = step::<S, V, N>(t, mask, a, b, sums);
+            sums = step::<S, V, N, WHOLE>(t, mask, a, b, sums);
             (a, b) = (a.offset(t.a_step), b.offset(t.b_step));
         }
     }
@@ -232,11 +235,13 @@ pub unsafe fn tile<S: Simd, const V: usize, const N: usize>(t: &Tile) {
                 expect(t.c.offset(j as isize * t.c_columns).add(i * bytes));
             }
         }
-        sums = match t.ahead.carry.as_ref() {
-            None => along::<S, V, N>(t, mask, sums, None),
-            Some(carry) => along::<S, V, N>(t, mask, sums, Some(*carry)),
-        };
         let whole = t.last == S::LANES;
+        sums = match t.ahead.carry.as_ref() {
+            None if S::WIDE_MASKS && whole => along::<S, V, N, true>(t, mask, sums, None),
+            None => along::<S, V, N, false>(t, mask, sums, None),
+            Some(carry) if S::WIDE_MASKS && whole => along::<S, V, N, true>(t, mask, sums, Some(*carry)),
+            Some(carry) => along::<S, V, N, false>(t, mask, sums, Some(*carry)),
+        };
         for j in 0..N {
             let c = t.c.offset(j as isize * t.c_columns);
             for i in 0..V {
