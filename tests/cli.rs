@@ -2,6 +2,8 @@
 
 #[path = "cli/cached.rs"]
 mod cached;
+#[path = "cli/comm.rs"]
+mod comm;
 #[path = "cli/commands.rs"]
 mod commands;
 #[path = "cli/data.rs"]

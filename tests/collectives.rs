@@ -4,20 +4,24 @@
 #[allow(dead_code)]
 mod plans;
 
-use partita::driver::sharding;
+use partita::driver::sharding::{self, Programs};
 use partita::ir::{CollectiveKind, ENTRY, Graph, Op, Operation, print};
 use partita::shard::Reason;
 
-/// The program of a rank, and why its collectives are there.
-fn program(source: &str, plan: &str) -> (Graph, Vec<Option<Reason>>) {
+/// The programs of a rank.
+fn programs(source: &str, plan: &str) -> Programs {
     let g = plans::graphs(&plans::planned(source, plan), plan);
-    let p = plans::sound(plan, sharding::programs(&g)).expect("several ranks");
+    plans::sound(plan, sharding::programs(&g)).expect("several ranks")
+}
+
+/// The training step of a rank, and why its collectives are there.
+fn program(source: &str, plan: &str) -> (Graph, Vec<Option<Reason>>) {
+    let p = programs(source, plan);
     (p.train.graph, p.train.reasons)
 }
 
 /// Bytes sent per rank and step, and the collectives as text.
-fn sent(source: &str, plan: &str) -> (f64, Vec<String>) {
-    let (graph, reasons) = program(source, plan);
+fn sent((graph, reasons): (Graph, Vec<Option<Reason>>)) -> (f64, Vec<String>) {
     // Once a step, whatever the number of microbatches.
     let inside = graph.ops.iter().filter(|o| o.block != ENTRY);
     assert_eq!(inside.filter(|o| matches!(&o.op, Op::Collective(c) if !c.atoms.is_empty())).count(), 0);
@@ -29,7 +33,11 @@ fn sent(source: &str, plan: &str) -> (f64, Vec<String>) {
 
 /// At most the least possible, a thousandth apart for scalars.
 fn at_most(row: &str, source: &str, plan: &str, least: f64) {
-    let (bytes, list) = sent(source, plan);
+    within(row, program(source, plan), least);
+}
+
+fn within(row: &str, program: (Graph, Vec<Option<Reason>>), least: f64) {
+    let (bytes, list) = sent(program);
     println!("{row}: {bytes} of {least}: {:.4}", bytes / least);
     if bytes > least * 1.001 {
         panic!("{row}: {bytes} bytes, {:.3} times {least}\n{}", bytes / least, list.join("\n"));
@@ -203,6 +211,18 @@ train Net {{\n    optimizer sgd(lr = 0.1)\n    steps 2\n    seed 3\n}}\n"
 
 #[test]
 fn k_products() {
+    // Forward alone, of two values in parts: the smaller operand is gathered, and nothing else but the loss is exchanged.
+    for (row, (m, k, n), least) in [("k1", (64, 512, 4096), 114_688.0), ("k2", (8192, 512, 256), 458_752.0)] {
+        let p = programs(&product(m, k, n), "mesh a = 8\nlayout Net.x @ [rows: a]\nlayout Net.w @ [cols: a]");
+        let kinds: Vec<CollectiveKind> = (p.eval.graph.ops.iter())
+            .filter_map(|o| if let Op::Collective(c) = &o.op { Some(c.kind) } else { None })
+            .filter(|k| *k != CollectiveKind::Slice)
+            .collect();
+        assert_eq!(kinds, [CollectiveKind::AllGather, CollectiveKind::AllReduce], "{row}");
+        let gathered = p.eval.reasons.iter().flatten().map(|r| r.bytes).fold(0.0, f64::max);
+        assert_eq!(gathered, least, "{row}");
+        within(row, (p.eval.graph, p.eval.reasons), least);
+    }
     at_most("k3", &product(8192, 512, 256), "mesh a = 8\nshard rows by a\nlayout Net.w @ [cols: a]", 917_511.0);
 }
 

@@ -71,14 +71,26 @@ pub fn not_streamable(p: stream::Problem, feed: Span) -> Diagnostic {
 
 /// Reads a program and judges all its models and items.
 pub fn check(request: &Request, world: &dyn World) -> Checked {
-    judge(request, world, true)
+    judge(request, world, Judged::All)
 }
 
-/// The same, and what is found when the program of a rank is made under the options' plan. The two read the program each for
+/// What of a program is judged beside its models and train and sample items.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Judged<'a> {
+    /// All plans, and weights items.
+    All,
+    /// The same, of the plans the one of this name.
+    Plan(&'a str),
+    /// Nothing: a run may not use them, and they may not fit sizes that are set for it alone.
+    Nothing,
+}
+
+/// The same, of plans only that of the options, and what is found when the program of a rank is made under the options' plan. The two read the program each for
 /// itself, on two threads; what is wrong without a plan comes first, and alone.
 pub fn check_with_plan(options: &Options, world: &dyn World) -> Checked {
+    let judged = options.plan.as_deref().map_or(Judged::All, Judged::Plan);
     let (mut c, found) = std::thread::scope(|scope| {
-        let check = || check(&options.request, world);
+        let check = || judge(&options.request, world, judged);
         let beside = Threads::new().name("check".into()).stack_size(STACK).spawn_scoped(scope, check);
         let found = comm::found(options, world);
         let c = match beside {
@@ -101,12 +113,13 @@ pub fn check_with_plan(options: &Options, world: &dyn World) -> Checked {
     c
 }
 
-/// The same but for plans and weights items, which a run may not use, and which may not fit sizes that are set for it alone.
+/// The same but for plans and weights items.
 pub fn check_for_run(request: &Request, world: &dyn World) -> Checked {
-    judge(request, world, false)
+    judge(request, world, Judged::Nothing)
 }
 
-fn judge(request: &Request, world: &dyn World, all: bool) -> Checked {
+fn judge(request: &Request, world: &dyn World, judged: Judged<'_>) -> Checked {
+    let all = judged != Judged::Nothing;
     let mut c = load(request, world);
     let mut walks = Walks::default();
     let mut broken: Vec<&str> = Vec::new();
@@ -120,8 +133,13 @@ fn judge(request: &Request, world: &dyn World, all: bool) -> Checked {
     // Items are judged where what they speak of is sound, whatever else is wrong.
     let read = !c.sink.has_errors();
     if all && read && broken.is_empty() {
-        plan::check_all(&c.program, &mut walks.trained, &mut walks.found);
-        schedule::check_files(&c.program, &mut walks.trained, &mut c.sources, &request.path, world, &mut walks.found);
+        let plans = match judged {
+            Judged::Plan(name) => plan::find(&c.program, name).into_iter().collect(),
+            _ => plan::all(&c.program),
+        };
+        plan::check_all(&c.program, &plans, &mut walks.trained, &mut walks.found);
+        let files = schedule::Files { path: &request.path, world, sources: &mut c.sources };
+        schedule::check_files(&c.program, &plans, &mut walks.trained, files, &mut walks.found);
     }
     for mut e in std::mem::take(&mut walks.trained) {
         walks.collect(&mut e);

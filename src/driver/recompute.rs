@@ -4,7 +4,7 @@ use super::findings::Outcome;
 use super::options::Options;
 use super::pipeline::{self, Graphs};
 use super::{doctor, memory, sharding, show, stages};
-use crate::diag::Diagnostic;
+use crate::diag::{Diagnostic, Severity};
 use crate::elaborate::plan::{PlanScope, Recompute, ResolvedPlan};
 use crate::ir::{Graph, Op, Operation, ScopeId, work};
 use crate::kernel::Module;
@@ -80,7 +80,8 @@ pub fn apply(asked: Option<Asked>, g: &mut Graphs, options: &Options) -> Outcome
     // What ranks hold is computed again where it is known what that is.
     if g.sharding.is_none() {
         crate::recompute::recompute(&mut g.train, &policy);
-        let note = notes(&g.train, &policy);
+        // That it does not fit says as much.
+        let note = notes(&g.train, &policy).filter(|_| g.short.is_none());
         note.into_iter().for_each(|d| g.findings.sink.push(d));
     }
     g.again = Some(policy);
@@ -198,6 +199,17 @@ fn short(least: u64, limit: u64, span: Span) -> Diagnostic {
     Diagnostic::error("E0604", message).at(span, "asked for here").help(
         "allow more memory, use more `microbatches`, more ranks or a higher level of `zero`, or a lower precision",
     )
+}
+
+/// Of what is found in the program of a rank: nothing of what is computed again, where that it does not fit is told.
+pub fn besides<'a>(found: &'a [Diagnostic], short: Option<&'a Diagnostic>) -> impl Iterator<Item = &'a Diagnostic> {
+    found.iter().filter(move |d| short.is_none() || !["W0014", "W0015"].contains(&d.code))
+}
+
+/// The same as a warning, of commands that show a plan and need no memory for it.
+pub fn unmet(short: &Diagnostic) -> Diagnostic {
+    let d = Diagnostic { code: "W0015", severity: Severity::Warning, ..short.clone() };
+    d.with_note("`train` and `memory` refuse the plan (E0604); it is shown with what needs least")
 }
 
 /// What a program computes again, to be told.

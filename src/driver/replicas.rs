@@ -18,6 +18,7 @@ use crate::source::Span;
 use crate::stage;
 use crate::stage::replicas::{Delayed, Local, Outer, Step};
 use crate::syntax::ast::{Train, TrainKind};
+use crate::types::counted;
 
 /// What the options' plan says of replicas, where it changes a step. What is wrong with it is found where the plan is resolved.
 pub fn asked(options: &Options, program: &Program) -> Option<Replicas> {
@@ -50,7 +51,7 @@ pub fn share<'a>(
     let Dim { name, size, .. } = train.b.graph.dim(sample);
     let count = r.count as usize;
     if !size.is_multiple_of(count) {
-        let why = format!("{count} replicas do not divide `{name}`, which has {size} samples");
+        let why = format!("{count} replicas do not divide `{name}`, which has {}", counted(size, "sample"));
         let d = Diagnostic::error("E0304", why).at(r.span, "asked for here");
         return Err(d.help(format!("make `{name}` a multiple of {count}")));
     }
@@ -72,7 +73,7 @@ pub fn share<'a>(
     let facts = walk.train(item, &stage::slices, &autodiff::gradients_of_params);
     if walk.sink.has_errors() {
         let first = walk.sink.sorted().into_iter().find(|d| d.severity == Severity::Error).expect("there is one");
-        return Err(first.with_note(format!("with a replica's share of {} samples", size / count)));
+        return Err(first.with_note(format!("with a replica's share of {}", counted(size / count, "sample"))));
     }
     let sample = facts.sample_dim.unwrap_or(sample);
     Ok(Share { walk, facts, sample })

@@ -6,9 +6,9 @@ use super::findings::{Findings, Outcome};
 use super::options::Options;
 use super::passes::internal;
 use super::pipeline::{graphs, sound, train_item, with};
-use super::{plan, sharding, stages};
+use super::{plan, recompute, sharding, stages};
 use crate::diag::{Diagnostic, Sink};
-use crate::elaborate::plan::{Pipeline, ResolvedPlan, all as plans, find};
+use crate::elaborate::plan::{Pipeline, Recompute, ResolvedPlan, find};
 use crate::elaborate::{Elab, Mode};
 use crate::inspect::schedule::Timeline;
 use crate::inspect::schedule::compare::{Comparison, Measured};
@@ -23,7 +23,7 @@ use crate::schedule::{
     Continued, Costs, Fault, Machine, Place, Problem, Schedule, Simulation, StageCost, Table, fits, simulate,
 };
 use crate::source::{FileId, SourceMap, Span, World};
-use crate::syntax::ast::ItemKind;
+use crate::syntax::ast::{ItemKind, Plan};
 use std::ops::Range;
 use std::path::Path;
 
@@ -94,14 +94,12 @@ pub fn shown(options: &Options, clock: &Clock, world: &dyn World) -> Outcome<Sho
         of_ranks: None,
     };
     let copies = plan.ranks() as usize / ranks;
-    Ok(Shown {
-        timeline,
-        costs: shown,
-        copies,
-        continued,
-        program,
-        findings: Findings { sources: c.sources, sink: c.sink },
-    })
+    // What does not fit is found where memory is planned. What else stands in the way of a step is no matter of its schedule.
+    let fitted = matches!(plan.recompute, Recompute::Auto(_)) && train_item(&options, &c).is_ok();
+    let short = if fitted { graphs(&options, world).ok().and_then(|g| g.short) } else { None };
+    let mut findings = Findings { sources: c.sources, sink: c.sink };
+    short.iter().for_each(|d| findings.sink.push(recompute::unmet(d)));
+    Ok(Shown { timeline, costs: shown, copies, continued, program, findings })
 }
 
 /// What is shown of the program that the ranks of the options' plan run; none where nothing is trained, or by one rank.
@@ -169,19 +167,27 @@ fn read(path: &Path) -> Result<String, Diagnostic> {
     })
 }
 
-/// Tables of files that the plans of a program name, for `check`: each against the first model that its plan fits.
-pub fn check_files(
-    program: &Program,
-    models: &mut [Elab<'_>],
-    sources: &mut SourceMap,
-    path: &Path,
-    world: &dyn World,
+/// Where files are that a program names.
+pub struct Files<'a> {
+    /// Of the program.
+    pub path: &'a Path,
+    pub world: &'a dyn World,
+    pub sources: &'a mut SourceMap,
+}
+
+/// Tables of files that plans of a program name, for `check`: each against the first model that its plan fits.
+pub fn check_files<'a>(
+    program: &'a Program,
+    plans: &[&'a Plan],
+    models: &mut [Elab<'a>],
+    files: Files<'_>,
     found: &mut Sink,
 ) {
+    let Files { path, world, sources } = files;
     let base = path.parent().unwrap_or(Path::new(""));
     // With presets a plan may be meant for other sizes.
     let presets = !program.main_items(|i| matches!(i, ItemKind::Preset(_)).then_some(())).is_empty();
-    for ast in plans(program) {
+    for ast in plans {
         let fits = |(k, e): (usize, &mut Elab<'_>)| e.resolve_plan(ast, &[]).0.map(|plan| (k, plan));
         let Some((k, plan)) = models.iter_mut().enumerate().find_map(fits) else { continue };
         let Some(p) = plan.pipeline.as_ref().filter(|p| matches!(p.schedule, Schedule::File(_))) else { continue };

@@ -9,6 +9,7 @@ use crate::diag::Diagnostic;
 use crate::ir::{Builder, Dim, DimId, Graph, OutputKind};
 use crate::resolve::ItemRef;
 use crate::source::Span;
+use crate::types::counted;
 
 /// Makes statistics of the batch per slice: takes the graph of the model, that of the same model on one slice, the sample dim and
 /// the number of slices; the outputs get their new values.
@@ -44,7 +45,7 @@ impl<'a> Elab<'a> {
         part.model(model);
         if part.failed() {
             for d in part.sink.sorted() {
-                self.sink.push(d.with_note(format!("in a slice of {} samples", size / count)));
+                self.sink.push(d.with_note(format!("in a slice of {}", counted(size / count, "sample"))));
             }
             return;
         }

@@ -2,10 +2,11 @@
 //!
 //! Figures are per rank and step: of all turns of the loops around a collective.
 
+use super::names::{Names, reduced, stored, word};
 use super::sends::Sent;
 use crate::ir::*;
-use crate::mesh::{Atom, Cut, Layout, Partial, cut};
-use crate::shard::{Reason, Sharded, Story, Why, overlapped};
+use crate::mesh::{Cut, Layout, Partial, cut};
+use crate::shard::{Reason, Sharded, Why, overlapped};
 use crate::source::{SourceMap, Span};
 use crate::types::{DType, ReduceKind};
 use indexmap::IndexMap;
@@ -113,7 +114,7 @@ impl Comm {
             outer: None,
         };
         if let Some((s, sources)) = sharded {
-            let names = Names::new(&s.story);
+            let names = Names::new(&s.story.graph);
             let mut reader = Reader { s, sources, names, overlapped: overlapped(&s.graph), out: Vec::new() };
             reader.block(ENTRY, 1);
             out.collectives = reader.out;
@@ -143,7 +144,11 @@ impl Comm {
 
     /// Sent per rank and step, by collectives and between stages.
     pub fn wire_bytes(&self) -> f64 {
-        self.collectives.iter().map(|c| c.wire_bytes).sum::<f64>() + self.sent_bytes()
+        self.collective_bytes() + self.sent_bytes()
+    }
+
+    pub fn collective_bytes(&self) -> f64 {
+        self.collectives.iter().map(|c| c.wire_bytes).sum()
     }
 
     /// Between stages; mean over the ranks along the pipeline.
@@ -159,6 +164,11 @@ impl Comm {
             all[s.from] = (all[s.from].0 + s.count, all[s.from].1 + s.bytes);
         }
         all
+    }
+
+    /// The number of the first thing that stages send: they go on behind those of all collectives.
+    pub fn first_sent(&self) -> usize {
+        self.collectives.len() + self.outer.as_ref().map_or(0, |o| o.1.collectives.len()) + 1
     }
 
     /// Totals by something of a collective, in order of appearance.
@@ -197,8 +207,7 @@ impl Comm {
             |(at, (sends, bytes)): (usize, &(u64, u64))| json!({"coordinate": at, "sends": sends, "bytes": bytes});
         let mut collectives: Vec<Json> = self.collectives.iter().map(Entry::json).collect();
         if let Some((axis, ranks)) = &self.pipeline {
-            let known = self.collectives.len() + self.outer.as_ref().map_or(0, |o| o.1.collectives.len());
-            let entry = |(k, s): (usize, &Sent)| s.json(known + k + 1, (axis, *ranks));
+            let entry = |(k, s): (usize, &Sent)| s.json(self.first_sent() + k, (axis, *ranks));
             collectives.extend(self.sent.iter().enumerate().map(entry));
         }
         let mut out = json!({
@@ -262,6 +271,19 @@ pub fn layout_of(g: &Graph, dims: &[DimId], partial: Vec<Partial>) -> Layout {
     Layout { dims: dims.iter().map(cut).collect(), partial }
 }
 
+/// The operation that makes a value; of what leaves a loop, or is exchanged, the one that makes it in a turn or before.
+pub fn made_in_turn(g: &Graph, v: ValueId) -> Option<OpId> {
+    let mut v = v;
+    while let Def::Op(made, k) = g.value(v).def {
+        v = match g.op(made).op {
+            Op::Loop { body, .. } => g.block(body).results[k as usize],
+            Op::Collective(_) => g.op(made).args[0],
+            _ => return Some(made),
+        };
+    }
+    None
+}
+
 struct Reader<'a> {
     s: &'a Sharded,
     sources: &'a SourceMap,
@@ -305,8 +327,9 @@ impl Reader<'_> {
         let names = self.s.story.dims(reason.value);
         let before = layout_of(g, &x.dims, ended.collect());
         let after = layout_of(g, &g.value(op.results[0]).dims, Vec::new());
-        let span = g.called(id, self.sources).or(op.span);
-        let layer = g.scopes.get(op.scope.index()).map_or(String::new(), |s| s.path.clone());
+        let placed = self.placed(id, reason);
+        let span = g.called(placed, self.sources).or(g.op(placed).span);
+        let layer = g.scopes.get(g.op(placed).scope.index()).map_or(String::new(), |s| s.path.clone());
         self.out.push(Entry {
             id: self.out.len() + 1,
             kind: c.kind,
@@ -333,6 +356,15 @@ impl Reader<'_> {
         });
     }
 
+    /// The operation whose place a collective has: a loop over microbatches has none of its own, so what makes the value in a turn.
+    fn placed(&self, id: OpId, reason: &Reason) -> OpId {
+        let g = &self.s.graph;
+        if !matches!(self.s.story.graph.op(reason.operation).op, Op::Loop { .. }) {
+            return id;
+        }
+        made_in_turn(g, g.op(id).args[0]).unwrap_or(id)
+    }
+
     fn reason(&self, c: &Collective, r: &Reason) -> String {
         let story = &self.s.story;
         match r.why {
@@ -353,150 +385,4 @@ impl Reader<'_> {
             },
         }
     }
-}
-
-/// `sum over heads, head_dim`
-fn reduced(story: &Story, v: ValueId, atoms: &[Atom]) -> String {
-    let mut dims: Vec<String> = Vec::new();
-    let mut kind = ReduceKind::Sum;
-    for a in atoms {
-        kind = story.reduction(v, *a).unwrap_or(kind);
-        for op in story.sources(v, *a) {
-            for d in story.contracted(op, &[*a]) {
-                if !dims.contains(&d) {
-                    dims.push(d);
-                }
-            }
-        }
-    }
-    match dims.len() {
-        0 => kind.name().to_string(),
-        _ => format!("{} over {}", kind.name(), dims.join(", ")),
-    }
-}
-
-/// The word of an operation of the whole program; of one that only says where a layout begins to hold, what it is.
-pub fn word(story: &Story, op: OpId) -> String {
-    let g = &story.graph;
-    let here = g.op(op);
-    match &here.op {
-        Op::Reshape { groups } if groups.is_empty() => match g.scopes.get(here.scope.index()) {
-            // Rules of a scope hold for what enters it.
-            Some(s) if g.def_op(here.args[0]).is_some_and(|d| d.scope != here.scope) && !s.definition.is_empty() => {
-                format!("entry into {}", s.definition)
-            }
-            _ => "layout".to_string(),
-        },
-        op => print::op_name(&story.graph, op),
-    }
-}
-
-/// The path of a parameter that lies otherwise between steps than it is used, if a value is it (or a cast of it).
-pub fn stored(story: &Story, v: ValueId) -> Option<&str> {
-    let g = &story.graph;
-    let mut op = g.def_op(outside(g, v))?;
-    if let Op::Map(crate::types::MapOp::Cast(_)) = op.op {
-        op = g.def_op(outside(g, op.args[0]))?;
-    }
-    let Op::Param(p) = op.op else { return None };
-    let path = &g.params[p.index()].path;
-    let s = story.storage.params.get(path)?;
-    (s.between != s.compute).then_some(path)
-}
-
-/// What a loop takes a value from, if it is the same in all turns.
-fn outside(g: &Graph, v: ValueId) -> ValueId {
-    let mut v = v;
-    while let Def::BlockParam(k) = g.value(v).def {
-        let block = g.value(v).block;
-        let around = g.ops.iter().find_map(|o| match o.op {
-            Op::Loop { body, carries, .. } if body == block => Some((o, carries)),
-            _ => None,
-        });
-        match around {
-            Some((o, carries)) if k > carries => v = o.args[k as usize - 1],
-            _ => break,
-        }
-    }
-    v
-}
-
-/// What values are called.
-pub struct Names<'a> {
-    story: &'a Story,
-    /// Gradients of parameters, and what losses and metrics are made of by elementwise operations alone.
-    found: IndexMap<ValueId, String>,
-}
-
-impl<'a> Names<'a> {
-    pub fn new(story: &'a Story) -> Names<'a> {
-        let g = &story.graph;
-        let mut found = IndexMap::new();
-        for o in &g.outputs {
-            let (dims, param) = match o.kind {
-                OutputKind::Param(p) => (&g.params[p.index()].dims, Some(&g.params[p.index()].path)),
-                OutputKind::Loss | OutputKind::Metric => (&g.value(o.value).dims, None),
-                _ => continue,
-            };
-            let mut open = vec![o.value];
-            while let Some(v) = open.pop() {
-                let Some(op) = g.def_op(v) else { continue };
-                let own = &g.value(v).dims;
-                let alike = own.len() == dims.len() && dims.iter().all(|d| own.contains(d));
-                if !alike || matches!(op.op, Op::Param(_) | Op::State(_) | Op::Constant(_)) {
-                    continue;
-                }
-                let same = matches!(op.op, Op::Map(_) | Op::StopGradient);
-                match param {
-                    Some(path) if op.phase == Phase::Backward => {
-                        found.entry(v).or_insert_with(|| format!("gradient of {path}"));
-                    }
-                    Some(_) if op.phase != Phase::Update => {}
-                    Some(_) => open.extend(op.args.iter().copied().filter(|_| same)),
-                    None => {
-                        found.entry(v).or_insert_with(|| o.name.clone());
-                        open.extend(op.args.iter().copied().filter(|_| same));
-                    }
-                }
-            }
-        }
-        Names { story, found }
-    }
-
-    /// Of a parameter, state, input or output, a name of the source, or what makes it.
-    pub fn of(&self, v: ValueId) -> String {
-        let g = &self.story.graph;
-        let own = |v: ValueId| -> Option<String> {
-            let v = outside(g, v);
-            match g.def_op(v).map(|o| &o.op) {
-                Some(Op::Param(p)) => return Some(g.params[p.index()].path.clone()),
-                Some(Op::State(s)) => return Some(g.states[s.index()].path.clone()),
-                Some(Op::Input(i)) => return Some(g.inputs[i.index()].name.clone()),
-                _ => {}
-            }
-            if let Some(name) = self.found.get(&v) {
-                return Some(name.clone());
-            }
-            g.value(v).name.clone()
-        };
-        if let Some(o) = g.outputs.iter().find(|o| o.value == v) {
-            return match o.kind {
-                OutputKind::Param(_) | OutputKind::InitParam(_) => format!("new {}", o.name),
-                _ => o.name.clone(),
-            };
-        }
-        own(v).unwrap_or_else(|| match g.def_op(v) {
-            // An edge, a cast or a renaming: what goes in.
-            Some(op) if matches!(op.op, Op::Reshape { .. } | Op::Map(crate::types::MapOp::Cast(_))) => {
-                own(op.args[0]).unwrap_or_else(|| short(&print::op_name(g, &op.op)))
-            }
-            Some(op) => short(&print::op_name(g, &op.op)),
-            None => v.to_string(),
-        })
-    }
-}
-
-/// The word of an operation without what it goes over.
-fn short(word: &str) -> String {
-    word.split('[').next().unwrap_or(word).to_string()
 }

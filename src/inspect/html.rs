@@ -1,6 +1,7 @@
 //! Collectives as one page that needs nothing else; a click on a heading sorts by it.
 
 use super::comm::{Comm, phase_name};
+use super::sends::Sent;
 use super::table::{bytes, each};
 use std::fmt::Write;
 
@@ -19,6 +20,39 @@ const body=document.querySelector('#all tbody');const key=r=>r.cells[k].dataset.
 /// Text as it stands in a page.
 pub(super) fn plain(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+/// A number, by which rows are sorted, and how it is written.
+fn number(x: f64, text: String) -> String {
+    format!("<td class=\"n\" data-v=\"{x}\">{text}</td>")
+}
+
+fn cell(text: &str) -> String {
+    format!("<td>{}</td>", plain(text))
+}
+
+impl Sent {
+    fn row(&self, id: usize, (axis, ranks): (&str, u64)) -> String {
+        let mean = self.bytes as f64 / ranks as f64;
+        [
+            number(id as f64, id.to_string()),
+            cell("send"),
+            cell(axis),
+            number(2.0, "2".into()),
+            cell(self.dtype.name()),
+            number(mean, bytes(mean)),
+            number(self.bytes as f64, bytes(self.bytes as f64)),
+            number(self.count as f64, self.count.to_string()),
+            cell(phase_name(self.phase)),
+            cell(&self.layer),
+            format!("<td>{}<br><code>{}</code></td>", plain(&self.value), plain(&self.layout)),
+            cell(&self.source.as_ref().map_or_else(String::new, |p| p.to_string())),
+            cell(&self.reason()),
+        ]
+        .concat()
+        .replacen("<td", "<tr><td", 1)
+            + "</tr>\n"
+    }
 }
 
 impl Comm {
@@ -65,8 +99,6 @@ impl Comm {
         out += "</tr></thead><tbody>\n";
         let outer = self.outer.iter().flat_map(|(_, o)| &o.collectives);
         for (e, phase) in self.collectives.iter().map(|e| (e, phase_name(e.phase))).chain(outer.map(|e| (e, "outer"))) {
-            let number = |x: f64, text: String| format!("<td class=\"n\" data-v=\"{x}\">{text}</td>");
-            let cell = |text: &str| format!("<td>{}</td>", plain(text));
             let op = e.reduce.map_or_else(String::new, |r| format!(" {}", r.name()));
             out += "<tr>";
             out += &number(e.id as f64, e.id.to_string());
@@ -90,6 +122,11 @@ impl Comm {
             out += &cell(&e.source.as_ref().map_or_else(String::new, |p| p.to_string()));
             out += &cell(&e.reason);
             out += "</tr>\n";
+        }
+        if let Some((axis, ranks)) = &self.pipeline {
+            for (k, s) in self.sent.iter().enumerate() {
+                out += &s.row(self.first_sent() + k, (axis, *ranks));
+            }
         }
         let _ = write!(out, "</tbody></table>\n<script>{SCRIPT}</script></body></html>\n");
         out

@@ -1,6 +1,7 @@
 //! Collectives as a table for people.
 
 use super::comm::{Comm, Entry, phase_name};
+use super::sends;
 use crate::ir::{CollectiveKind, Phase};
 use crate::types::grouped;
 use std::fmt::Write;
@@ -14,7 +15,7 @@ struct Row<'a> {
 }
 
 /// A path or name with `*` for the numbers of turns.
-fn without_turns(text: &str) -> String {
+pub(super) fn without_turns(text: &str) -> String {
     let plain = |part: &str| {
         // `gradient of block.0.wq`: words, each a path, or a number such as `0.25`.
         let words = part.split(' ').map(|w| {
@@ -71,7 +72,7 @@ pub(super) fn each(steps: u64) -> String {
 const HEADS: [&str; 9] = ["#", "collective", "axes", "sent bytes", "phase", "layer", "value", "source", "reason"];
 
 impl Comm {
-    pub(super) fn cells(&self) -> Vec<[String; 9]> {
+    fn cells(&self) -> Vec<[String; 9]> {
         let cells = |r: Row<'_>| {
             let e = r.entry;
             let kind = e.reduce.map_or_else(
@@ -118,13 +119,11 @@ impl Comm {
     /// The table and totals.
     pub fn text(&self) -> String {
         let mut out = format!("{}\n", self.title());
-        if self.collectives.is_empty() {
-            out += match (self.ranks(), self.pipeline.is_none()) {
-                (1, _) => "one rank: nothing is exchanged\n",
-                (_, true) => "nothing is exchanged\n",
-                (_, false) => "within a stage nothing is exchanged\n",
+        if self.collectives.is_empty() && self.sent.is_empty() {
+            out += match self.ranks() {
+                1 => "one rank: nothing is exchanged\n",
+                _ => "nothing is exchanged\n",
             };
-            self.stages(&mut out);
             return out;
         }
         self.table(&mut out);
@@ -147,6 +146,9 @@ impl Comm {
     fn table(&self, out: &mut String) {
         let mut table = vec![HEADS.map(str::to_string)];
         table.extend(self.cells());
+        if let Some((axis, ranks)) = &self.pipeline {
+            table.extend(sends::cells(&self.sent, self.first_sent(), (axis, *ranks)));
+        }
         let width = |k: usize| table.iter().map(|r| r[k].chars().count()).max().unwrap_or(0);
         let widths: Vec<usize> = (0..HEADS.len()).map(width).collect();
         out.push('\n');
@@ -167,7 +169,10 @@ impl Comm {
         if self.pipeline.is_none() {
             return;
         }
-        let _ = writeln!(out, "\nbetween stages, sent in a step (what stands above is of all stages together):");
+        let _ = writeln!(
+            out,
+            "\nbetween stages, sent in a step (above: collectives of all stages, and means over the ranks):"
+        );
         for (at, (sends, sent)) in self.by_stage().into_iter().enumerate() {
             let arrays = if sends == 1 { "array" } else { "arrays" };
             let _ = writeln!(out, "  rank {at} of the pipeline: {sends} {arrays}, {} bytes", bytes(sent as f64));

@@ -3,7 +3,8 @@
 //! Rules ask for a gather where they pin the value, where they agree on another cut of the operation that needs it, and where
 //! parameters are stored in parts. What blocks of a recurrence come to is no whole value. Optimizers work on what storage gives them, and outputs leave as a whole.
 
-use super::comm::{Names, layout_of, stored, word};
+use super::comm::layout_of;
+use super::names::{Names, stored, word};
 use crate::diag::Diagnostic;
 use crate::ir::*;
 use crate::shard::{Link, Reason, Rules, Sharded, Story, Why};
@@ -12,7 +13,7 @@ use crate::types::counted;
 
 /// A warning for each place of the source.
 pub fn warnings(s: &Sharded, rules: &Rules, sources: &SourceMap) -> Vec<Diagnostic> {
-    let names = Names::new(&s.story);
+    let names = Names::new(&s.story.graph);
     let mut out: Vec<Diagnostic> = Vec::new();
     for (k, reason) in s.reasons.iter().enumerate() {
         let id = OpId(k as u32);

@@ -1,7 +1,8 @@
 //! One collective explained: the rule it goes back to, the operation that needs it, the steps between them, what else was weighed,
 //! and the smallest edit that would remove it.
 
-use super::comm::{Entry, Names, Place, phase_name, stored, word};
+use super::comm::{Entry, Place, phase_name};
+use super::names::{Names, stored, word};
 use super::table::bytes;
 use crate::ir::*;
 use crate::mesh::Atom;
@@ -39,7 +40,7 @@ const MOST_STEPS: usize = 40;
 pub fn explain(entry: &Entry, s: &Sharded, rules: &Rules, sources: &SourceMap) -> Option<Explained> {
     let reason = s.reasons.get(entry.operation.index())?.as_ref()?;
     let Op::Collective(c) = &s.graph.op(entry.operation).op else { return None };
-    let names = Names::new(&s.story);
+    let names = Names::new(&s.story.graph);
     let mut t = Teller { s, rules, sources, names, out: Explained::default() };
     t.tell(entry, c, reason);
     Some(t.out)
@@ -340,8 +341,8 @@ impl Teller<'_> {
 pub fn left_out(rules: &Rules, g: &Graph, k: usize, sources: &SourceMap) -> String {
     let pin = &rules.pins[k];
     let text = sources.text(pin.span);
-    let others = rules.pins.iter().any(|p| p.span == pin.span && p.dim != pin.dim);
-    let name = &g.dim(pin.dim).name;
+    let name = g.known_as(pin.dim);
+    let others = rules.pins.iter().any(|p| p.span == pin.span && g.known_as(p.dim) != name);
     if others { format!("leave `{name}` out of `{text}`") } else { format!("leave out `{text}`") }
 }
 

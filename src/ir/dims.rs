@@ -15,6 +15,17 @@ impl Graph {
     }
 }
 
+impl Graph {
+    /// The name by which a reader of the program knows a dim: of one that a pass has made, that of the dim which it was made of.
+    pub fn known_as(&self, dim: DimId) -> &str {
+        let name = &self.dim(dim).name;
+        match (self.said(dim), name.rsplit_once('.')) {
+            (None, Some((of, _))) => of,
+            _ => name,
+        }
+    }
+}
+
 impl Op {
     /// The same operation on other dims: every dim that it names is replaced by `f` of it. (The body of a loop is not
     /// touched.)

@@ -154,19 +154,19 @@ mod tests {
         assert_eq!(found("0F0,0B0\n1F0,1I0"), ["no rank computes 1W0"]);
         assert_eq!(found("0F0,0B0\n1F0,1W0"), ["no rank computes 1I0"]);
         assert_eq!(found("0B0\n1F0,1B0"), ["no rank computes 0F0"]);
-        assert_eq!(found("0F0,0B0,0W0\n1F0,1B0"), ["0W0 (entry 2 of rank 0) repeats 0B0 (entry 1 of rank 0)"]);
+        assert_eq!(found("0F0,0B0,0W0\n1F0,1B0"), ["0W0 (entry 3 of rank 0) repeats 0B0 (entry 2 of rank 0)"]);
         assert_eq!(
             found("0F0,1B0\n1F0,0B0"),
             [
-                "1B0 (entry 1 of rank 0) is on a rank that does not hold its stage",
-                "1B0 (entry 1 of rank 0) is on another rank than 1F0 (entry 0 of rank 1)",
-                "0B0 (entry 1 of rank 1) is on a rank that does not hold its stage",
-                "0B0 (entry 1 of rank 1) is on another rank than 0F0 (entry 0 of rank 0)"
+                "1B0 (entry 2 of rank 0) is on a rank that does not hold its stage",
+                "1B0 (entry 2 of rank 0) is on another rank than 1F0 (entry 1 of rank 1)",
+                "0B0 (entry 2 of rank 1) is on a rank that does not hold its stage",
+                "0B0 (entry 2 of rank 1) is on another rank than 0F0 (entry 1 of rank 0)"
             ]
         );
         assert_eq!(
             found("0B0,0F0\n1F0,1B0"),
-            ["0B0 (entry 0 of rank 0) comes before 0F0 (entry 1 of rank 0), which it needs"]
+            ["0B0 (entry 1 of rank 0) comes before 0F0 (entry 2 of rank 0), which it needs"]
         );
     }
 

@@ -45,11 +45,11 @@ impl Problem {
         Problem::new(Fault::Impossible { why: why.into(), cure: cure.into() })
     }
 
-    /// One sentence without a full stop.
+    /// One sentence without a full stop. Entries are counted from 1, as lines are.
     pub fn message(&self, table: &Table) -> String {
         let place = |p: &Place| match table.ranks.get(p.rank).and_then(|r| r.get(p.index)) {
-            Some(a) => format!("{a} (entry {} of rank {})", p.index, p.rank),
-            None => format!("entry {} of rank {}", p.index, p.rank),
+            Some(a) => format!("{a} (entry {} of rank {})", p.index + 1, p.rank),
+            None => format!("entry {} of rank {}", p.index + 1, p.rank),
         };
         let here = self.at.as_ref().map(place).unwrap_or_default();
         match &self.fault {

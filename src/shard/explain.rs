@@ -143,7 +143,7 @@ impl Story {
         let op = self.graph.op(operation);
         let slots = op.args.iter().chain(&op.results).zip(&n.loops[l].slots);
         let dim = slots.filter_map(|(v, place)| Some(self.graph.value(*v).dims[(*place)?.at])).next();
-        dim.map_or_else(String::new, |d| self.graph.dim(d).name.clone())
+        dim.map_or_else(String::new, |d| self.graph.known_as(d).to_string())
     }
 
     /// The names of the dims over which an operation makes its results partial along some atoms.
@@ -151,7 +151,10 @@ impl Story {
         let (n, cuts) = (self.nest(operation), self.loops(operation));
         let cut = |k: usize| cuts.get(k).is_some_and(|c| c.iter().any(|e| atoms.contains(&e.atom)));
         let all = (0..n.loops.len()).filter(|k| cut(*k) && matches!(n.loops[*k].along, Along::Contract(_)));
-        all.map(|k| self.loop_name(operation, &n, k)).collect()
+        let mut names: Vec<String> = all.map(|k| self.loop_name(operation, &n, k)).collect();
+        // Of samples that are dealt out, several dims have one name.
+        names.dedup();
+        names
     }
 
     /// How a value is reduced over an atom.

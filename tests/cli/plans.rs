@@ -20,7 +20,7 @@ train Net { optimizer sgd(lr = 0.1)
 ";
 
 /// A folder with programs: one plan, two plans, none.
-fn folder() -> TempDir {
+pub fn folder() -> TempDir {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let one = "plan p {\n mesh tp = 2\n shard mlp by tp\n}\n";
     write(folder.path(), "one.pta", format!("{NET}{one}"));
@@ -447,6 +447,48 @@ fn a_schedule_is_compared_with_a_run_of_it() {
     fails(at, &compare, 1, "E0902");
 }
 
+/// Of a file with several plans, the one that is meant is judged, whatever is wrong with others.
+#[test]
+fn a_plan_is_checked_without_the_others() {
+    let folder = folder();
+    let at = folder.path();
+    let two = std::fs::read_to_string(at.join("two.pta")).expect("written");
+    write(at, "three.pta", format!("{two}plan bad {{\n mesh dp = 2\n shard batch by dp\n precision bf61\n}}\n"));
+    fails(at, &["check", "three.pta"], 1, "E0506");
+    assert!(succeeds(at, &["check", "three.pta", "--plan", "q"]).contains("parameters"));
+    fails(at, &["check", "three.pta", "--plan", "q", "--mesh", "tp=2"], 1, "E0501");
+    fails(at, &["check", "three.pta", "--plan", "bad"], 1, "E0506");
+    fails(at, &["check", "three.pta", "--plan", "good"], 1, "E0509");
+}
+
+/// A memory that nothing meets is an error where it is needed, and a warning where a plan is shown.
+#[test]
+fn recomputation_that_does_not_suffice_is_told() {
+    let folder = tiny();
+    let at = folder.path();
+    let lines = "microbatches = 2 }\n    recompute auto(memory = 1 KiB)\n}\nplan same";
+    write(at, "deep.pta", DEEP.replace("microbatches = 2 }\n}\nplan same", lines));
+    let command = |words: &[&str]| partita(at, &[words, &["deep.pta", "--plan", "stages"]].concat());
+    for words in [&["comm"][..], &["verify", "--steps", "1"], &["schedule"]] {
+        let output = command(words);
+        let said = err(&output);
+        assert!(output.status.success(), "{words:?}: {said}");
+        assert!(said.contains("warning[W0015]: with all that is worth it computed again each rank needs "), "{said}");
+        assert!(
+            said.contains("more than 1.00 KiB") && !said.contains("W0014") && said.contains("refuse the plan (E0604)"),
+            "{said}"
+        );
+        assert_eq!(said.contains("of f64, in which `verify` runs"), words[0] == "verify", "{said}");
+    }
+    for words in [&["memory"][..], &["train", "--no-save"], &["check"]] {
+        let output = command(words);
+        assert!(!output.status.success() && err(&output).contains("error[E0604]"), "{words:?}: {}", err(&output));
+    }
+    // One that suffices is told as before.
+    write(at, "deep.pta", DEEP.replace("microbatches = 2 }\n}\nplan same", &lines.replace("1 KiB", "1 GiB")));
+    assert!(!err(&command(&["schedule"])).contains("W0015"));
+}
+
 #[test]
 fn an_axis_of_one_rank_is_noted_and_does_nothing() {
     let folder = folder();
@@ -458,46 +500,6 @@ fn an_axis_of_one_rank_is_noted_and_does_nothing() {
     let json = succeeds(folder.path(), &["comm", "one.pta", "--mesh", "tp=1", "--json"]);
     let value: serde_json::Value = serde_json::from_str(&json).expect("an object");
     assert_eq!((&value["mesh"]["tp"], &value["totals"]["wire_bytes"]), (&1.into(), &0.into()));
-}
-
-#[test]
-fn figures_are_those_of_the_ring() {
-    let folder = folder();
-    let read = |more: &[&str]| -> serde_json::Value {
-        let text = succeeds(folder.path(), &[&["comm", "one.pta", "--json"], more].concat());
-        serde_json::from_str(&text).expect("an object")
-    };
-    for n in [2u64, 3, 4] {
-        let value = read(&["--mesh", &format!("tp={n}")]);
-        let first = &value["collectives"][0];
-        assert_eq!((&first["kind"], &first["op"], &first["value"]), (&"all_reduce".into(), &"sum".into(), &"y".into()));
-        assert_eq!((&first["payload_bytes"], &first["group_size"]), (&160.into(), &n.into()));
-        let wire = first["wire_bytes"].as_f64().expect("a number");
-        assert!((wire - 2.0 * (n - 1) as f64 / n as f64 * 160.0).abs() < 1e-9, "{wire} of {n}");
-        let all = value["collectives"].as_array().expect("a list").iter().map(|c| c["wire_bytes"].as_f64());
-        let sum: f64 = all.map(|x| x.expect("a number")).sum();
-        let totals = &value["totals"];
-        for total in [&totals["wire_bytes"], &totals["by_axis"]["tp"], &totals["by_kind"]["all_reduce"]] {
-            assert!((total.as_f64().expect("a number") - sum).abs() < 1e-9, "{totals} {sum}");
-        }
-    }
-    // Evaluation has no gradients to be clipped.
-    let eval = read(&["--eval"]);
-    assert_eq!(eval["collectives"].as_array().map(Vec::len), Some(1));
-}
-
-#[test]
-fn a_collective_is_explained_by_its_number() {
-    let folder = folder();
-    let text = succeeds(folder.path(), &["comm", "one.pta", "--why", "1"]);
-    for part in ["1: all_reduce over tp of y", "adds up mlp, which `tp` cuts", "shard mlp by tp", "leave out"] {
-        assert!(text.contains(part), "{part}\n{text}");
-    }
-    let text = fails(folder.path(), &["comm", "one.pta", "--why", "9"], 1, "E0902");
-    assert!(text.contains("numbered from 1 to"), "{text}");
-    let page = succeeds(folder.path(), &["comm", "one.pta", "--html"]);
-    assert!(page.starts_with("<!doctype html>") && page.contains("<td>sum over mlp</td>"), "{page}");
-    assert!(!page.contains("http"), "{page}");
 }
 
 #[test]

@@ -153,6 +153,29 @@ fn comm_tells_outer_steps_apart() {
     assert!(large.clone().count() > 0 && large.clone().all(|c| c["overlapped"] == true), "{late}");
 }
 
+/// What is compared follows the plan's own rule on both sides, which is said.
+#[test]
+fn plans_that_change_what_is_computed_are_verified_against_their_rule() {
+    let folder = folder();
+    let at = folder.path();
+    let plain = "plan plain {\n    mesh dp = 2\n    shard batch by dp\n}\n";
+    let text = std::fs::read_to_string(at.join("tiny.pta")).expect("the model");
+    write(at, "tiny.pta", format!("{text}{plain}"));
+    write(at, "deep.pta", crate::plans::DEEP.replace("schedule = zb_h1", "schedule = 2bw"));
+    for (file, plan, word) in [
+        ("tiny.pta", "far", Some("`local`")),
+        ("tiny.pta", "late", Some("`async`")),
+        ("deep.pta", "stages", Some("`schedule = 2bw`")),
+        ("tiny.pta", "plain", None),
+    ] {
+        let said = succeeds(at, &["verify", file, "--plan", plan, "--steps", "1"]);
+        let told = word.map(|w| format!("{w} changes what is computed: one device follows the same rule"));
+        assert_eq!(told.as_ref().is_some_and(|t| said.contains(t)), word.is_some(), "{plan}: {said}");
+        assert_eq!(said.contains("changes what is computed"), word.is_some(), "{plan}: {said}");
+        assert!(said.contains("the same as one device: "), "{said}");
+    }
+}
+
 /// The model is finite until the outer step, the replicas are not.
 #[test]
 fn replicas_that_are_not_finite_are_not_saved() {

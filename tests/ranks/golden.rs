@@ -39,20 +39,26 @@ fn in_both(model: &str, variant: &str, plans: &[(&str, &str)]) {
     }
 }
 
-#[test]
-fn gpt_on_ranks_that_cut_the_batch() {
+/// Data parallelism, and ZeRO of each level.
+fn on_ranks_that_cut_the_batch(model: &str, variant: &str) {
     let batch = "shard batch by dp";
-    in_both("gpt", "tiny", &[("dp = 2", batch), ("dp = 4", batch), ("dp = 3", batch)]);
+    in_both(model, variant, &[("dp = 2", batch), ("dp = 4", batch), ("dp = 3", batch)]);
     for level in 1..=3 {
         let lines = format!("{batch}\n zero {level} by dp");
-        in_both("gpt", "tiny", &[("dp = 2", &lines), ("dp = 4", &lines)]);
+        in_both(model, variant, &[("dp = 2", &lines), ("dp = 4", &lines)]);
     }
+}
+
+#[test]
+fn gpt_on_ranks_that_cut_the_batch() {
+    on_ranks_that_cut_the_batch("gpt", "tiny");
 }
 
 #[test]
 fn gpt_on_ranks_that_cut_heads_and_widths() {
     let (both, all) = (format!("shard batch by dp\n {TENSOR}"), format!("shard batch by dp\n {SEQUENCE}"));
-    let plans = [("tp = 2", TENSOR), ("tp = 4", TENSOR), ("tp = 3", TENSOR), ("tp = 2", SEQUENCE)];
+    let plans =
+        [("tp = 2", TENSOR), ("tp = 4", TENSOR), ("tp = 3", TENSOR), ("tp = 2", SEQUENCE), ("tp = 4", SEQUENCE)];
     in_both("gpt", "tiny", &plans);
     in_both("gpt", "tiny", &[("dp = 2, tp = 2", &both), ("dp = 2, tp = 2", &all)]);
 }
@@ -64,24 +70,47 @@ fn gpt_on_ranks_that_cut_the_sequence() {
 }
 
 #[test]
+fn llama_on_ranks_that_cut_the_batch() {
+    on_ranks_that_cut_the_batch("llama", "tiny");
+}
+
+#[test]
 fn llama_on_ranks() {
-    let both = format!("shard batch by dp\n {NORMS}");
+    let (both, all) = (format!("shard batch by dp\n {TENSOR}"), format!("shard batch by dp\n {NORMS}"));
     let plans = [
-        ("dp = 4", "shard batch by dp\n zero 3 by dp"),
         ("tp = 2", TENSOR),
         ("tp = 4", TENSOR),
         ("tp = 3", "shard kv, mlp, vocab by tp"),
+        ("tp = 2", NORMS),
         ("dp = 2, tp = 2", &both),
+        ("dp = 2, tp = 2", &all),
         ("cp = 2", "shard seq by cp"),
+        ("cp = 2", "shard seq by cp { order = zigzag }"),
         ("cp = 2", ULYSSES),
     ];
     in_both("llama", "tiny", &plans);
 }
 
 #[test]
+fn experts_on_ranks_that_cut_the_batch() {
+    on_ranks_that_cut_the_batch("moe", "tiny");
+}
+
+#[test]
 fn experts_on_ranks() {
     let zero = "shard batch by dp, ep\n shard experts by ep in Experts\n zero 2 by dp";
-    let plans = [("ep = 2", EXPERTS), ("ep = 4", EXPERTS), ("dp = 2, ep = 2", zero), ("dp = 2", "shard batch by dp")];
+    let within = "shard heads, mlp, vocab by tp\n shard seq by tp in LayerNorm\n replicate seq in Moe";
+    let plans = [
+        ("ep = 2", EXPERTS),
+        ("ep = 4", EXPERTS),
+        ("dp = 2, ep = 2", zero),
+        ("tp = 2", TENSOR),
+        ("tp = 4", TENSOR),
+        ("tp = 2", SEQUENCE),
+        ("tp = 2", within),
+        ("cp = 2", "shard seq by cp"),
+        ("cp = 2", ULYSSES),
+    ];
     in_both("moe", "tiny", &plans);
     in_both("moe", "tiny_capacity", &plans[..3]);
 }

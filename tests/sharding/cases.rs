@@ -220,6 +220,27 @@ fn c5_uneven_vocabulary() {
     }
 }
 
+/// A vocabulary of 257 over 4 ranks, in the lookup and in the head.
+#[test]
+fn a_tied_table_of_257_rows() {
+    let body = "    let e = Embedding[vocab, width]\n    output logits = dot[width](e(tokens), e.table)
+    loss mean[batch](cross_entropy[vocab](logits, targets))";
+    let source = descent("batch = 4, vocab = 257, width = 3", "tokens: int[batch], targets: int[batch]", body);
+    let data = [("tokens", vec![256., 65., 194., 0.]), ("targets", vec![195., 256., 64., 130.])];
+    for (plan, rows) in [
+        ("mesh tp = 4\nshard vocab by tp", vec![65, 65, 65, 62]),
+        ("mesh tp = 3\nshard vocab by tp", vec![86, 86, 85]),
+        ("mesh dp = 2, tp = 4\nshard batch by dp\nshard vocab by tp", vec![65, 65, 65, 62, 65, 65, 65, 62]),
+    ] {
+        let s = spread(&source, plan, F64, &data);
+        let vocab = s.graph.params[0].dims[0];
+        let held = |rank: usize| s.graph.places(vocab, rank).iter().flatten().count();
+        assert_eq!((0..rows.len()).map(held).collect::<Vec<_>>(), rows, "{plan}");
+        s.as_alone(1e-12);
+        assert_eq!(sent(&s, "all_gather"), Vec::<String>::new(), "{plan}");
+    }
+}
+
 /// C7: ranks that are more than the heads of keys share them, in order.
 #[test]
 fn c7_fewer_heads_of_keys_than_ranks() {

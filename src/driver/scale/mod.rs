@@ -15,10 +15,12 @@ use super::options::Options;
 use super::pipeline::{self, Graphs};
 use super::sharding;
 use super::verify::Stopped;
-use super::{plan, stages, verify};
+use super::{plan, recompute, stages, verify};
+use crate::check::replicas::Rule;
 use crate::diag::Diagnostic;
 use crate::ir::{ENTRY, Graph, work};
 use crate::kernel;
+use crate::schedule::Schedule;
 use crate::source::World;
 use crate::types::DType;
 
@@ -51,7 +53,9 @@ pub fn verified(options: &Options, steps: u64, full: bool, world: &dyn World) ->
     if g.sharding.is_none() {
         return Ok(alone(g, name, steps));
     }
-    let mut notes = Vec::new();
+    let mut notes: Vec<String> = apart(&g).into_iter().collect();
+    // Smaller sizes may fit.
+    let short = g.short.take();
     let report = match (full, small_enough(&g, MOST_RANKS)) {
         (false, Err(d)) => {
             let ranks = g.sharding.as_ref().map_or(1, |s| s.mesh().ranks());
@@ -73,9 +77,27 @@ pub fn verified(options: &Options, steps: u64, full: bool, world: &dyn World) ->
     };
     let place = report.differs.as_ref().and_then(|d| d.span).map(|s| g.findings.sources.place(s));
     let mut findings = g.findings.clone();
-    sharding::train(&g)?.warnings.iter().for_each(|d| findings.sink.push(d.clone()));
+    let of_f64 = |d| recompute::unmet(d).with_note("these figures are of f64, in which `verify` runs every plan");
+    short.iter().for_each(|d| findings.sink.push(of_f64(d)));
+    let warnings = sharding::train(&g)?.warnings;
+    recompute::besides(&warnings, short.as_ref()).for_each(|d| findings.sink.push(d.clone()));
     let mesh = g.sharding.as_ref().map_or_else(String::new, |s| s.mesh().to_string());
     Ok(Verified { plan: name, mesh, sizes: sizes(&g.train), notes, report, place, findings })
+}
+
+/// What a plan that changes what is computed is compared with.
+fn apart(g: &Graphs) -> Option<String> {
+    let plan = &g.sharding.as_ref()?.plan;
+    let two = plan.pipeline.as_ref().is_some_and(|p| p.schedule == Schedule::TwoBw);
+    let rule = match plan.replicas.as_ref().map(|r| r.rule) {
+        Some(Rule::Local { .. }) => "`local`",
+        Some(Rule::Stale(late)) if late > 0 => "`async`",
+        _ if two => "`schedule = 2bw`",
+        _ => return None,
+    };
+    Some(format!(
+        "{rule} changes what is computed: one device follows the same rule here; how that compares with plain training is not tested"
+    ))
 }
 
 /// Compares all ranks with one device; what stops the programs is no finding.

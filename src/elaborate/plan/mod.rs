@@ -177,12 +177,12 @@ pub fn all(program: &Program) -> Vec<&ast::Plan> {
     })
 }
 
-/// Resolves all plans of the main file for `check`. A plan must fit one of the models; where the file has presets, it may
+/// Resolves plans of the main file for `check`. A plan must fit one of the models; where the file has presets, it may
 /// be meant for the sizes of one of them, so sizes that do not fit are reported only when the plan is used.
-pub fn check_all<'a>(program: &'a Program, models: &mut [Elab<'a>], sink: &mut Sink) {
+pub fn check_all<'a>(program: &'a Program, plans: &[&'a ast::Plan], models: &mut [Elab<'a>], sink: &mut Sink) {
     let presets = program.main_items(|i| matches!(i, ItemKind::Preset(_)).then_some(()));
     let sizes = |d: &Diagnostic| !presets.is_empty() && ["E0304", "E0602", "E0603"].contains(&d.code);
-    for plan in all(program) {
+    for plan in plans {
         let mut best: Option<Sink> = None;
         for e in models.iter_mut() {
             let (_, found) = e.resolve_plan(plan, &[]);

@@ -12,7 +12,7 @@ use crate::source::Span;
 use crate::syntax::ast::{
     self, Group, ItemKind, LayoutEntry, Name, PlanKind, PlanOpt, PlanValue, PlanValueKind, Scope,
 };
-use crate::types::DType;
+use crate::types::{DType, counted};
 
 /// What can be offloaded.
 const OFFLOADS: &[(&str, Offload)] =
@@ -370,7 +370,7 @@ impl<'a> Elab<'a> {
                 self.error(
                     Diagnostic::error(
                         "E0304",
-                        format!("{m} microbatches do not divide `{n}`, which has {size} samples"),
+                        format!("{m} microbatches do not divide `{n}`, which has {}", counted(size, "sample")),
                     )
                     .at(span, format!("{size} is no multiple of {m}"))
                     .help(format!("write {near} microbatches, or another size of `{n}`")),
@@ -528,22 +528,13 @@ impl<'a> Elab<'a> {
         match replicas::name(v) {
             Some("async" | "local") => {}
             other => {
-                let known = [
-                    "mesh",
-                    "shard",
-                    "replicate",
-                    "layout",
-                    "pipeline",
-                    "microbatches",
-                    "precision",
-                    "zero",
-                    "recompute",
-                    "offload",
-                    "async",
-                    "local",
-                ];
+                if let Some((word, form)) = STATEMENTS.iter().find(|s| Some(s.0) == other) {
+                    let d = malformed(format!("`{word}` does not say what"), v.span, "more is needed");
+                    return self.error(d.help(format!("write as in `{form}`")));
+                }
+                let known: Vec<&str> = STATEMENTS.iter().map(|s| s.0).collect();
                 let d = malformed("this is no statement of a plan", v.span, "unknown statement");
-                self.error(match other.and_then(|o| did_you_mean(o, known)) {
+                self.error(match other.and_then(|o| did_you_mean(o, known.iter().copied())) {
                     Some(n) => d.help(format!("did you mean `{n}`?")),
                     None => d.help(format!("statements: {}", known.join(", "))),
                 });
@@ -551,6 +542,22 @@ impl<'a> Elab<'a> {
         }
     }
 }
+
+/// The statements of a plan, each with an example.
+const STATEMENTS: [(&str, &str); 12] = [
+    ("mesh", "mesh dp = 2"),
+    ("shard", "shard batch by dp"),
+    ("replicate", "replicate seq in Attention"),
+    ("layout", "layout Net.w @ [out: tp]"),
+    ("pipeline", "pipeline depth by pp { schedule = 1f1b, microbatches = 8 }"),
+    ("microbatches", "microbatches 4"),
+    ("precision", "precision bf16"),
+    ("zero", "zero 1 by dp"),
+    ("recompute", "recompute full"),
+    ("offload", "offload optimizer to host"),
+    ("async", "async(staleness = 1) by dp"),
+    ("local", "local(steps = 100) by dp"),
+];
 
 fn twice(second: Span, first: Span) -> Diagnostic {
     malformed("microbatches are given twice", second, "here")

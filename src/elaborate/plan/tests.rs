@@ -203,6 +203,7 @@ fn errors_have_codes_and_places() {
         ("recompute Attention.k2", "E0201", "k2"),
         ("recompute Attention { keep = all }", "E0506", "all"),
         ("precision bf61", "E0506", "bf61"),
+        ("recompute", "E0506", "recompute"),
         ("precision bf16\nprecision f32", "E0506", "precision f32"),
         ("offload weights to host", "E0506", "weights"),
         ("offload optimizer to moon", "E0506", "moon"),

@@ -44,7 +44,13 @@ pub fn given(input: &Input, text: &str, codec: &dyn Fn() -> Result<Box<dyn Codec
     if let Some(i) = values.iter().position(|&v| !fits(v, input)) {
         return Err(RuntimeError::new(
             "E0803",
-            format!("value {} for input `{}` {}: element {i} of {from}", values[i], input.name, misfit(input)),
+            format!(
+                "value {} for input `{}` {}: element {} of {from}, counted from 1",
+                values[i],
+                input.name,
+                misfit(input),
+                i + 1
+            ),
         )
         .help("give values in this range"));
     }
@@ -173,7 +179,7 @@ mod tests {
             assert!(e.help.is_some(), "{e}");
             (e.code, e.message)
         };
-        assert!(code(&row, "1,2,5,3").1.contains("value 5 for input `x` is not in 0 .. dim vocab = 5: element 2"));
+        assert!(code(&row, "1,2,5,3").1.contains("value 5 for input `x` is not in 0 .. dim vocab = 5: element 3 of"));
         assert!(code(&row, "-1").1.contains("value -1"));
         assert!(code(&row, "1,2").1.contains("has 2 elements, input x: int[d0 = 1, d1 = 4] takes 4"));
         assert!(code(&row, "0.5").1.contains("floats"));

@@ -254,9 +254,10 @@ pub(super) fn part(source: &Source, total: u64) -> Result<(u64, u64)> {
     let at = |fraction: f64| ((fraction * total as f64).floor() as u64).min(total);
     let (start, end) = (at(from), at(to));
     if start >= end {
+        let all = if total == 1 { "1 sample or element".to_string() } else { format!("{total} samples or elements") };
         return Err(RuntimeError::new(
             "E0804",
-            format!("`from = {from}, to = {to}` takes nothing of `{path}`, which has {total} samples or elements"),
+            format!("`from = {from}, to = {to}` takes nothing of `{path}`, which has {all}"),
         )
         .place(path)
         .help("take a larger part"));
@@ -496,9 +497,10 @@ fn unfit(compiled: &Compiled, input: &Input, sample: u64, element: usize, value:
     RuntimeError::new(
         "E0803",
         format!(
-            "value {value} for input `{}` {why}: sample {}, element {element} of `{}`",
+            "value {value} for input `{}` {why}: sample {}, element {} of `{}`, counted from 1",
             input.name,
-            array.file_index(sample),
+            array.file_index(sample) + 1,
+            element + 1,
             array.path().display()
         ),
     )

@@ -270,7 +270,7 @@ fn images_and_labels_from_a_table() {
     let wide = image_input(vec![dim("batch", 3), dim("p", 4)], DType::F32);
     let e = Loader::open(&spec, &[wide, label_input(3, 2)], Order::Pass, None).unwrap().batch(0).unwrap_err();
     assert_eq!(e.code, "E0803");
-    assert!(e.message.contains("value 2 for input `label`") && e.message.contains("sample 2"), "{e}");
+    assert!(e.message.contains("value 2 for input `label`") && e.message.contains("sample 3, element 1 of"), "{e}");
 }
 
 #[test]
