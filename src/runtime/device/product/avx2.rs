@@ -1,4 +1,5 @@
-//! Tiles of 256-bit vectors: 24 rows of f32 or 12 of f64 by 4 columns, which is what 16 registers hold.
+//! Tiles of 256-bit vectors: 16 rows of f32 or 8 of f64 by 6 columns. Twelve sums, two vectors of rows and one element of a
+//! column leave the compiler one of 16 registers; with 24 rows by 4 columns it kept some of the sums in memory.
 
 use super::few::{Few, FewFn, Operand, Same, few, halves};
 use super::kernel::Kernel;
@@ -163,7 +164,7 @@ pub fn kernel(dtype: DType, wide: bool) -> Kernel {
             DType::F32 => pack_256::<Wide<f32>>,
             _ => pack_256::<Double>,
         };
-        let (tiles, same) = (tiles!(tile_256, F64, [1 2 3], [1 2 3 4]), dtype == DType::F64);
+        let (tiles, same) = (tiles!(tile_256, F64, [1 2], [1 2 3 4 5 6]), dtype == DType::F64);
         return Kernel::of_numbers(DType::F64, 4, tiles, few_256::<F64, Same>, pack, same);
     }
     let pack: PackFn = match dtype {
@@ -176,6 +177,6 @@ pub fn kernel(dtype: DType, wide: bool) -> Kernel {
         DType::BF16 => few_256::<F32, Bf16>,
         _ => few_256::<F32, Same>,
     };
-    let (tiles, same) = (tiles!(tile_256, F32, [1 2 3], [1 2 3 4]), dtype == DType::F32);
+    let (tiles, same) = (tiles!(tile_256, F32, [1 2], [1 2 3 4 5 6]), dtype == DType::F32);
     Kernel { few: Some(few), ..Kernel::of_numbers(DType::F32, 8, tiles, few, pack, same) }
 }
