@@ -45,6 +45,7 @@ const OWNERS: &[(&str, &[&str])] = &[
     ("indicatif", &["cli/"]),
     ("cranelift_codegen", &["codegen/cpu/"]),
     ("safetensors", &["runtime/checkpoint"]),
+    ("libloading", &["runtime/device/cuda/"]),
 ];
 
 const SOFT_LIMIT: usize = 900;

@@ -403,6 +403,10 @@ pub enum Stage {
     Clif,
     /// Kernels as code over vectors of 512 bits
     Vector,
+    /// CUDA C of all kernels, with launches of products and library steps
+    Cuda,
+    /// The same as NVRTC compiles it
+    Ptx,
     /// The train step, every value with its layout under the plan
     Layouts,
     /// The train step of a rank, with its collectives

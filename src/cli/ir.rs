@@ -16,6 +16,8 @@ pub fn run(args: &IrArgs, threads: usize, out: &mut Output) -> Code {
         Stage::Kernel => inspect::Stage::Kernel,
         Stage::Clif => inspect::Stage::Clif,
         Stage::Vector => inspect::Stage::Vector,
+        Stage::Cuda => inspect::Stage::Cuda,
+        Stage::Ptx => inspect::Stage::Ptx,
         Stage::Layouts => inspect::Stage::Layouts,
         Stage::Spmd => inspect::Stage::Spmd,
         Stage::Schedule => inspect::Stage::Schedule,

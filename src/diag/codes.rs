@@ -110,6 +110,8 @@ codes! {
     "E0814" "another rank failed"
     "E0815" "a rank does not come"
     "E0816" "more rows than a bound allows"
+    "E0817" "GPU cannot be used"
+    "E0818" "GPU failed"
     "E0901" "internal error"
     "E0902" "bad command line value"
     "W0001" "unused name"

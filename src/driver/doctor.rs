@@ -4,6 +4,7 @@ use super::cache::Cache;
 use super::options::processors;
 use super::show;
 use crate::codegen::cpu::Target;
+use crate::runtime::device::cuda;
 use crate::runtime::device::product::Unit;
 use crate::types::counted;
 
@@ -31,6 +32,7 @@ pub fn report(threads: usize, cache: Option<&Cache>) -> Report {
         let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
         facts.push(("memory", format!("{:.1} of {:.1} GiB free", gib(free), gib(total))));
     }
+    facts.extend(cuda::report());
     facts.push(("cache", cache.map_or("off".to_string(), kept)));
     Report { facts, problem }
 }

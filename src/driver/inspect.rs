@@ -5,6 +5,7 @@ use super::findings::{Findings, Outcome};
 use super::options::Options;
 use super::pipeline::{self, sound, with};
 use super::{plan, schedule, sharding};
+use crate::codegen::cuda;
 use crate::codegen::wide::Width;
 use crate::diag::{Diagnostic, did_you_mean};
 use crate::elaborate::{Elab, Mode};
@@ -12,6 +13,7 @@ use crate::inspect::layouts;
 use crate::ir::print;
 use crate::kernel;
 use crate::resolve::ItemRef;
+use crate::runtime::device::cuda::nvrtc;
 use crate::source::World;
 use crate::syntax;
 
@@ -24,6 +26,8 @@ pub enum Stage {
     Kernel,
     Clif,
     Vector,
+    Cuda,
+    Ptx,
     Layouts,
     Spmd,
     Schedule,
@@ -76,6 +80,16 @@ pub fn text(stage: Stage, model: Option<&str>, options: &Options, world: &dyn Wo
             let g = pipeline::graphs(options, world)?;
             let p = sharding::programs(&g)?;
             Ok(vector_text(&pipeline::of_rank(&g, p.as_ref(), &g.findings.sources, options)?))
+        }
+        Stage::Cuda | Stage::Ptx => {
+            let g = pipeline::graphs(options, world)?;
+            let p = sharding::programs(&g)?;
+            let module = pipeline::of_rank(&g, p.as_ref(), &g.findings.sources, options)?;
+            let text = cuda::generate(&module.program, &module.kernels).text;
+            if stage == Stage::Cuda {
+                return Ok(text);
+            }
+            Ok(nvrtc::compile(&text, super::gpu::arch()?)?)
         }
     }
 }

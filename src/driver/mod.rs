@@ -22,6 +22,7 @@ pub mod export;
 mod files;
 pub mod findings;
 pub mod format;
+pub mod gpu;
 pub mod inspect;
 pub mod library;
 pub mod memory;

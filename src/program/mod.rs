@@ -17,12 +17,14 @@
 
 mod attention;
 mod file;
+mod gpu;
 mod helper;
 mod step;
 mod work;
 
 pub use attention::{Attention, AttentionGrad, Strided};
 pub use file::{FileError, MAGIC};
+pub use gpu::{Gpu, GpuArg, GpuLaunch};
 pub use helper::{Failure, Helper, ZEROS};
 pub use step::*;
 pub use work::Work;
@@ -44,6 +46,8 @@ pub struct Program {
     /// Read-only data, addressed by [`Place::Constant`].
     pub constants: Vec<u8>,
     pub code: Code,
+    /// What GPUs run instead; a program is made for one or the other.
+    pub gpu: Option<Gpu>,
     pub routines: Vec<Routine>,
     /// Where steps, buffers and checks come from. Entry 0 is "nowhere" (no file).
     pub sources: Vec<Source>,
@@ -60,7 +64,7 @@ pub struct Program {
 }
 
 /// Version of the format written by this build.
-pub const VERSION: u32 = 15;
+pub const VERSION: u32 = 16;
 
 /// A file by the path under which the settings name it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -7,7 +7,7 @@
 //! Results depend on neither the number of threads nor their timing, and nothing is allocated in a step after the first
 //! one.
 //!
-//! Reading order: `error`, `device` (what a step is made of), `comm` (exchanges between ranks), `exec`, `data`, `checkpoint`, `metrics`.
+//! Reading order: `error`, `device` (what a step is made of), `comm` (exchanges between ranks), `exec`, `gpu` (programs on GPUs), `data`, `checkpoint`, `metrics`.
 
 pub mod checkpoint;
 pub mod comm;
@@ -15,6 +15,7 @@ pub mod data;
 pub mod device;
 pub mod error;
 pub mod exec;
+pub mod gpu;
 pub mod metrics;
 pub mod stop;
 pub mod tokenizer;

@@ -9,7 +9,7 @@ use indexmap::{IndexMap, IndexSet};
 use std::sync::Arc;
 
 /// The code of an error that another rank's has led to.
-pub(super) const FOLLOWS: &str = "E0814";
+pub(in crate::runtime) const FOLLOWS: &str = "E0814";
 
 pub struct Links {
     pub rank: usize,
@@ -136,7 +136,7 @@ pub(super) fn transfers(program: &Program) -> usize {
 }
 
 /// The sets of atoms that collectives of a program go along.
-pub(super) fn sets(program: &Program) -> IndexSet<Vec<Atom>> {
+pub(in crate::runtime) fn sets(program: &Program) -> IndexSet<Vec<Atom>> {
     let mut all = IndexSet::new();
     for routine in &program.routines {
         each_step(&routine.steps, &mut |step| {
@@ -149,7 +149,7 @@ pub(super) fn sets(program: &Program) -> IndexSet<Vec<Atom>> {
 }
 
 /// In the order of their numbers: those of a loop's body after the loop.
-fn each_step(steps: &[Step], visit: &mut impl FnMut(&Step)) {
+pub(in crate::runtime) fn each_step(steps: &[Step], visit: &mut impl FnMut(&Step)) {
     for step in steps {
         visit(step);
         if let Action::Loop(l) = &step.action {
@@ -235,7 +235,7 @@ impl Executor {
 }
 
 /// `rank 3 (dp = 1, tp = 1)`
-pub(super) fn rank_name(program: &Program, rank: usize) -> String {
+pub(in crate::runtime) fn rank_name(program: &Program, rank: usize) -> String {
     let mesh = &program.mesh;
     let along = |axis: usize| {
         let at = mesh.atoms_of(axis).iter().fold(0, |n, a| n * mesh.size(*a) + mesh.coordinate(rank, *a));

@@ -19,7 +19,9 @@ mod run;
 mod watch;
 
 pub use crate::runtime::device::arena::held;
+pub(in crate::runtime) use exchange::{FOLLOWS, each_step, rank_name, sets};
 pub use parts::Array;
+pub(in crate::runtime) use parts::Held;
 pub use profile::{Profile, Roof, Span, Timing};
 pub use ranks::{RankOptions, Ranks};
 pub use watch::Free;
@@ -378,7 +380,11 @@ fn place(program: &Program, source: crate::program::SourceId) -> Option<String> 
 }
 
 /// The same as the place of an error; of the standard library the call that led there, too.
-fn placed(program: &Program, source: crate::program::SourceId, mut error: RuntimeError) -> RuntimeError {
+pub(in crate::runtime) fn placed(
+    program: &Program,
+    source: crate::program::SourceId,
+    mut error: RuntimeError,
+) -> RuntimeError {
     error.place = place(program, source);
     match program.sources.get(source.0 as usize).filter(|s| !s.called.is_empty()) {
         Some(s) => error.called_at(&s.called),

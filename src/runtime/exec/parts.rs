@@ -2,7 +2,7 @@
 
 use super::Ranks;
 use crate::mesh::{Entry, Mesh, cut};
-use crate::program::{Part, Program, Slot};
+use crate::program::{Output, Part, Program, Slot};
 use crate::runtime::comm::plan::{Block, Piece, blocks};
 
 /// A persistent array by its number in the program.
@@ -39,6 +39,25 @@ impl<'p> Held<'p> {
         Held { program, mesh: &program.mesh, on: &slot.on, shape: &slot.shape, cut: &slot.cut }
     }
 
+    /// What the ranks hold of an output.
+    pub fn of_output(program: &'p Program, out: &'p Output) -> Held<'p> {
+        Held { program, mesh: &program.mesh, on: &[], shape: &out.shape, cut: &out.cut }
+    }
+
+    /// A rank's part of a whole, both row-major. What is not real of it becomes 0.
+    pub fn take(&self, rank: usize, bytes: usize, whole: &[u8], own: &mut [u8]) {
+        let blocks = self.blocks(rank);
+        if blocks.iter().map(Block::elements).sum::<usize>() * bytes < own.len() {
+            own.fill(0);
+        }
+        for b in blocks {
+            b.runs(0, b.elements(), &mut |from, to, len| {
+                let [from, to, len] = [from, to, len].map(|n| n * bytes);
+                own[to..to + len].copy_from_slice(&whole[from..from + len]);
+            });
+        }
+    }
+
     /// The shape of what all ranks hold together.
     pub fn whole(&self) -> Vec<usize> {
         self.shape.iter().zip(self.cut).map(|(n, c)| c.as_ref().map_or(*n, |c| c.extent)).collect()
@@ -69,7 +88,7 @@ impl<'p> Held<'p> {
 
     /// Puts an array together from what `read` gives of each rank that is asked. Of ranks that hold the same part the first one
     /// counts.
-    fn gather(&self, bytes: usize, whole: &mut Vec<u8>, mut read: impl FnMut(usize, &mut dyn FnMut(&[u8]))) {
+    pub fn gather(&self, bytes: usize, whole: &mut Vec<u8>, mut read: impl FnMut(usize, &mut dyn FnMut(&[u8]))) {
         whole.clear();
         whole.resize(self.whole().iter().product::<usize>() * bytes, 0);
         for rank in (0..self.mesh.ranks()).filter(|r| self.is_first(*r)) {
@@ -104,16 +123,7 @@ impl Ranks {
                 Array::State(n) => exec.state_mut(n),
                 Array::Input(n) => exec.input_mut(n),
             };
-            let blocks = held.blocks(rank);
-            if blocks.iter().map(Block::elements).sum::<usize>() < slot.elements() {
-                own.fill(0);
-            }
-            for b in blocks {
-                b.runs(0, b.elements(), &mut |from, to, len| {
-                    let [from, to, len] = [from, to, len].map(|n| n * bytes);
-                    own[to..to + len].copy_from_slice(&whole[from..from + len]);
-                });
-            }
+            held.take(rank, bytes, whole, own);
         }
     }
 
@@ -136,7 +146,7 @@ impl Ranks {
         let program = self.program();
         let r = &program.routines[routine];
         let out = &r.outputs[n];
-        let held = Held { program, mesh: &program.mesh, on: &[], shape: &out.shape, cut: &out.cut };
+        let held = Held::of_output(program, out);
         let bytes = r.buffer(out.buffer).dtype.bytes();
         held.gather(bytes, whole, |rank, take| take(self.executor(rank).output(routine, n)));
         held.whole()
