@@ -229,7 +229,7 @@ impl Generator<'_> {
         let (a, b) = if shape.swapped { (&g.b, &g.a) } else { (&g.a, &g.b) };
         let (read, written) = (g.dtype.bytes(), g.out.bytes());
         let aligned = [a, b].map(|m| {
-            let offset = 1usize << (m.offset * read | 16).trailing_zeros();
+            let offset = 1usize << ((m.offset * read) | 16).trailing_zeros();
             offset.min(self.alignment(routine, m.buffer))
         });
         let made = product::emit(&shape, "KERNEL", aligned);
