@@ -45,7 +45,7 @@ pub fn open(wanted: &Wanted) -> Result<(&'static Library, String), Absent> {
     for place in places(wanted) {
         let path = PathBuf::from(&place);
         let is_path = path.components().count() > 1;
-        if !(is_path && !path.exists()) {
+        if !is_path || path.exists() {
             // SAFETY: these libraries do nothing when they are loaded but set themselves up.
             match unsafe { Library::new(&path) } {
                 Ok(library) => return Ok((Box::leak(Box::new(library)), place)),
