@@ -13,10 +13,12 @@
 //! Items of lists say in which runs they are done; what one run leaves to the next is in [`Onward`], by the microbatches of the step
 //! that it belongs to, so that both steps find it in one place.
 //!
-//! Reading order: `flat.rs` (one list of operations), `stages.rs` (which stage computes what), `draw.rs` (functions as graphs), `cut.rs`
+//! Reading order: `flat.rs` (one list of operations), `stages.rs` (which stage computes what), `again.rs` (what other
+//! stages read of what is computed again), `draw.rs` (functions as graphs), `cut.rs`
 //! (which functions there are), `behind.rs` (reductions and updates: where), `after.rs` (and when), `lists.rs`.
 
 mod after;
+mod again;
 mod behind;
 mod cut;
 mod draw;

@@ -148,6 +148,7 @@ impl Stages {
             of[id.index()] = Some(stage);
             op.results.iter().for_each(|r| made[r.index()] = Some((stage, back)));
         }
+        super::again::first_made(&mut flat, &of);
         let mut s = Stages { adds: vec![false; of.len()], growth: Vec::new(), of, in_turn, flat };
         let uses = s.uses();
         for sum in s.flat.sums.clone() {

@@ -326,14 +326,14 @@ train Line {{
 /// A parameter that all layers share: each rank has all sums that microbatches make.
 #[test]
 fn layers_that_share_a_parameter_are_on_several_stages() {
-    let source = |depth: usize| {
+    let source = |depth: usize, param: &str, layer: &str| {
         format!(
             "use optim.{{sgd}}
-dim batch = 8, wide = 4, depth = {depth}
+dim batch = 8, wide = 4, mid = wide, depth = {depth}
 model Net(x: [batch, wide]) {{
-    param w: [wide] = 1.1
+    param w: {param}
     let h = x
-    for i in depth {{ h = h * w }}
+    for i in depth {{ h = {layer} }}
     loss mean[batch, wide](square(h))
 }}
 train Net {{
@@ -344,6 +344,9 @@ train Net {{
         )
     };
     for (depth, ranks, schedule) in [(2, 2, "1f1b"), (4, 4, "gpipe"), (3, 2, "zb_h1"), (2, 2, "dualpipe")] {
-        compare(&source(depth), &plan(ranks, schedule, 4, "", ""), DType::F64, 1, 1e-9);
+        compare(&source(depth, "[wide] = 1.1", "h * w"), &plan(ranks, schedule, 4, "", ""), DType::F64, 1, 1e-9);
+        // What goes from layer to layer is cheap enough to be computed again, but not by the stage that waits for it.
+        let product = source(depth, "[wide -> mid] = normal(0.5)", "tanh(dot[wide](h, w))[mid -> wide]");
+        compare(&product, &plan(ranks, schedule, 4, "", ""), DType::F64, 1, 1e-9);
     }
 }
