@@ -81,18 +81,16 @@ impl Behind {
         for (v, rank) in &held.values {
             self.home[v.index()] = bit(*rank);
         }
-        let mut uses = vec![0u32; s.flat.g.values.len()];
-        let leaving = s.flat.g.outputs.iter().map(|o| o.value);
-        let args = s.flat.g.block(ENTRY).ops.iter().flat_map(|id| s.flat.g.op(*id).args.iter().copied());
-        args.chain(leaving).for_each(|v| uses[v.index()] += 1);
+        let inner = summands(&s.flat.g);
         let order = s.flat.g.block(ENTRY).ops.clone();
         let mut out = Vec::with_capacity(order.len());
         for id in order {
             let staged = s.of[id.index()].is_some() || s.adds[id.index()];
             if !staged && s.flat.part[id.index()] != Part::Body {
-                let home = self.home_of(&s.flat.g, held, id, all);
-                if home == 0 && s.flat.g.op(id).op == Op::Map(MapOp::Add) {
-                    self.regroup(s, id, &uses, all, &mut out);
+                // Of a sum of many the last addition, which knows all of them.
+                let op = s.flat.g.op(id);
+                if op.op == Op::Map(MapOp::Add) && !inner[op.results[0].index()] {
+                    self.regroup(s, id, &inner, all, &mut out);
                 }
                 // What joins things is as good everywhere.
                 let home = match self.home_of(&s.flat.g, held, id, all) {
@@ -123,23 +121,22 @@ impl Behind {
         op.args.iter().fold(own(g, held, op) & all, |h, a| h & self.home[a.index()])
     }
 
-    /// Has the parts of a sum that are at home on one rank added there first.
-    fn regroup(&mut self, s: &mut Stages, root: OpId, uses: &[u32], all: Homes, out: &mut Vec<OpId>) {
+    /// Has the parts of a sum that are at home on one rank added there first, where no rank has all of them. What comes of it is then
+    /// everywhere, and so is what is made of it.
+    fn regroup(&mut self, s: &mut Stages, root: OpId, inner: &[bool], all: Homes, out: &mut Vec<OpId>) {
         let g = &mut s.flat.g;
         let like = g.value(g.op(root).results[0]).clone();
         let (mut leaves, mut open) = (Vec::new(), g.op(root).args.clone());
+        // What stages compute is there as it is.
+        let behind =
+            |op: OpId| s.of[op.index()].is_none() && !s.adds[op.index()] && s.flat.part[op.index()] == Part::After;
         open.reverse();
         while let Some(v) = open.pop() {
-            let inner = match g.value(v).def {
-                Def::Op(op, _) => Some(op).filter(|op| {
-                    let once = uses.get(v.index()).is_some_and(|n| *n == 1);
-                    once && g.op(*op).op == Op::Map(MapOp::Add) && g.value(v).dims == like.dims
-                }),
-                Def::BlockParam(_) => None,
-            };
-            match inner {
-                Some(op) => open.extend(g.op(op).args.iter().rev()),
-                None => leaves.push(v),
+            match g.value(v).def {
+                Def::Op(op, _) if inner.get(v.index()) == Some(&true) && behind(op) => {
+                    open.extend(g.op(op).args.iter().rev())
+                }
+                _ => leaves.push(v),
             }
         }
         let alike = |v: &ValueId| g.value(*v).dims == like.dims && g.value(*v).dtype == like.dtype;
@@ -153,6 +150,9 @@ impl Behind {
                 Some((_, of)) => of.push(v),
                 None => groups.push((home, vec![v])),
             }
+        }
+        if groups.iter().fold(all, |h, (home, _)| h & home) != 0 {
+            return;
         }
         groups.sort_by_key(|(h, _)| (*h == all, h.trailing_zeros(), *h));
         let mut add = |this: &mut Behind, a: ValueId, b: ValueId, home: Homes| -> ValueId {
@@ -172,9 +172,6 @@ impl Behind {
             sums.push(of[1..].iter().fold(of[0], |sum, v| add(self, sum, *v, *home)));
         }
         let count = sums.len();
-        if count < 2 {
-            return;
-        }
         let first = sums[1..count - 1].iter().fold(sums[0], |sum, v| add(self, sum, *v, all));
         s.flat.g.ops[root.index()].args = vec![first, sums[count - 1]];
     }
@@ -263,6 +260,23 @@ impl Behind {
             op.results.iter().for_each(|r| sent(&mut self.level, *r));
         }
     }
+}
+
+/// By value: whether it is a sum that only another addition of the same dims reads, so that its summands are that one's.
+fn summands(g: &Graph) -> Vec<bool> {
+    let add = |op: &Operation| op.op == Op::Map(MapOp::Add);
+    let mut uses = vec![0u32; g.values.len()];
+    let mut inner = vec![false; g.values.len()];
+    for op in g.block(ENTRY).ops.iter().map(|id| g.op(*id)) {
+        for a in &op.args {
+            uses[a.index()] += 1;
+            let sum = g.def_op(*a).is_some_and(add);
+            inner[a.index()] = sum && add(op) && g.value(*a).dims == g.value(op.results[0]).dims;
+        }
+    }
+    g.outputs.iter().for_each(|o| uses[o.value.index()] += 1);
+    inner.iter_mut().zip(uses).for_each(|(inner, uses)| *inner &= uses == 1);
+    inner
 }
 
 /// Where several ranks add to a sum, its total is the sum of theirs.
