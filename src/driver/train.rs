@@ -220,8 +220,7 @@ impl<'r> Run<'r> {
         let mut saver = (!request.no_save).then(|| Saver::open(&request.out, options)).transpose()?;
         match from {
             Some(c) => {
-                let groups: Vec<&str> = c.groups();
-                weights::restore(recipe, engine, c, &groups).map_err(|e| origin::blamed(e, recipe, c))?;
+                weights::resume(recipe, engine, c).map_err(|e| origin::blamed(e, recipe, c))?;
                 let warnings = [recipe.origin.author.warning(c), origin::warning(recipe, c)];
                 warnings.into_iter().flatten().for_each(|d| tell(Event::Warning(d)));
                 if c.index.data.samples != samples {

@@ -80,6 +80,22 @@ pub fn not_finite<'g>(recipe: &Recipe, groups: &'g [Group]) -> Option<(&'g str, 
     params.chain(copies).find_map(|t| Some((t.info.name.as_str(), bad(&t.bytes, t.info.dtype)?)))
 }
 
+/// Reads all of a run's state into the engine. Copies that a checkpoint has none of begin at the model: it is of a run without them.
+pub fn resume(recipe: &Recipe, engine: &mut dyn Engine, from: &Checkpoint) -> Result<(), RuntimeError> {
+    let has = from.tensors(OPTIMIZER);
+    let copies = recipe.copied.iter().any(|c| has.iter().any(|t| t.name == c.info.name));
+    let kept = |slot: Slot| copies || !recipe.copied.iter().any(|c| slot == Slot::Param(c.param));
+    let own = [MODEL, OPTIMIZER, AVERAGE].into_iter();
+    let own = own.filter(|group| slots(recipe, group).iter().any(|(slot, _)| *group == MODEL || kept(*slot)));
+    let mut groups: Vec<&str> = from.groups();
+    groups.extend(own.filter(|group| !from.groups().contains(group)).collect::<Vec<_>>());
+    restore_slots(recipe, engine, from, &groups, &|group, slot| group != OPTIMIZER || kept(slot))?;
+    if !copies {
+        begin_copies(recipe, engine);
+    }
+    Ok(())
+}
+
 /// Reads groups of a checkpoint into the engine.
 pub fn restore(
     recipe: &Recipe,
@@ -87,13 +103,28 @@ pub fn restore(
     from: &Checkpoint,
     groups: &[&str],
 ) -> Result<(), RuntimeError> {
+    restore_slots(recipe, engine, from, groups, &|_, _| true)
+}
+
+fn restore_slots(
+    recipe: &Recipe,
+    engine: &mut dyn Engine,
+    from: &Checkpoint,
+    groups: &[&str],
+    wanted: &dyn Fn(&str, Slot) -> bool,
+) -> Result<(), RuntimeError> {
+    let slots = |group: &str| {
+        let mut all = slots(recipe, group);
+        all.retain(|(slot, _)| wanted(group, *slot));
+        all
+    };
     // Nothing is written before everything is known to fit.
     for group in groups {
-        let infos: Vec<TensorInfo> = slots(recipe, group).into_iter().map(|(_, t)| t.clone()).collect();
+        let infos: Vec<TensorInfo> = slots(group).into_iter().map(|(_, t)| t.clone()).collect();
         from.expect(group, &infos)?;
     }
     for group in groups {
-        let slots = slots(recipe, group);
+        let slots = slots(group);
         from.read_each(group, &mut |info, bytes| {
             if let Some((slot, _)) = slots.iter().find(|(_, t)| t.name == info.name) {
                 engine.write(*slot, bytes);

@@ -220,3 +220,39 @@ fn a_pipeline_that_does_not_drain_goes_on_bit_for_bit() {
     };
     assert_eq!([late("4"), late("5")], [true, false]);
 }
+
+/// The two versions of 2BW are alike where a run of another plan goes on; what else a step needs must be in the checkpoint.
+#[test]
+fn a_plain_run_goes_on_under_2bw() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = folder.path();
+    let program = |optimizer: &str| {
+        format!(
+            "use optim.{{sgd, adamw}}\ndim batch = 4, wide = 3, depth = 4\nmodel Net(x: [batch, wide]) {{\n    let h = x\n    \
+             for i in depth {{ param u: [wide] = 1.0\n        h = h * u }}\n    loss mean[batch, wide](square(h - 0.5))\n}}\n\
+             train Net {{\n    data {{ x = csv(\"x.csv\", shuffle = false) }}\n    optimizer {optimizer}\n    steps 4\n}}\n\
+             plan two {{\n    mesh pp = 2\n    pipeline depth by pp {{ schedule = 2bw, microbatches = 4 }}\n}}\n"
+        )
+    };
+    write(at, "x.csv", (0..24).map(|k| format!("0.{k},0.5,0.25\n")).collect::<String>());
+    for optimizer in ["sgd(lr = 0.1)", "adamw(lr = 0.1)"] {
+        write(at, "m.pta", program(optimizer));
+        for more in [&["--steps", "3"][..], &["--resume", "--metrics", "plain.jsonl"]] {
+            succeeds(at, &[&["train", "m.pta", "--out", "plain"][..], more].concat());
+        }
+        succeeds(at, &["train", "m.pta", "--out", "two", "--steps", "3"]);
+        succeeds(at, &["train", "m.pta", "--out", "two", "--plan", "two", "--resume", "--metrics", "two.jsonl"]);
+        let [plain, two] = ["plain.jsonl", "two.jsonl"].map(|file| super::run::metric(&at.join(file), "loss"));
+        assert!(plain.len() == 1 && (plain[0] - two[0]).abs() < 1e-6, "{optimizer}: {plain:?} {two:?}");
+        for gone in ["plain", "two"] {
+            std::fs::remove_dir_all(at.join(gone)).expect("a run");
+            std::fs::remove_file(at.join(gone).with_extension("jsonl")).expect("metrics");
+        }
+    }
+    // Moments that were never kept are not taken for zeros.
+    write(at, "m.pta", program("sgd(lr = 0.1)"));
+    succeeds(at, &["train", "m.pta", "--out", "plain", "--steps", "3"]);
+    write(at, "m.pta", program("adamw(lr = 0.1)"));
+    let text = fails(at, &["train", "m.pta", "--out", "plain", "--resume"], 1, "E0807");
+    assert!(text.contains("is not in the checkpoint"), "{text}");
+}
