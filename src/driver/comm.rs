@@ -68,7 +68,14 @@ pub fn found(options: &Options, world: &dyn World) -> Outcome<Findings> {
     let options = plan::spread(options, world)?;
     let graphs = pipeline::graphs(&options, world)?;
     let warnings = match &graphs.sharding {
-        Some(_) => sharding::train(&graphs)?.warnings,
+        Some(s) => {
+            let train = sharding::train(&graphs)?;
+            // A step that cannot be cut into stages is no step.
+            if s.table.is_some() {
+                stages::step(&graphs, &train.graph, false, &Holders::new(), &options.lowering())?;
+            }
+            train.warnings
+        }
         None => Vec::new(),
     };
     let mut out = graphs.findings;

@@ -213,6 +213,29 @@ fn mixtral(depth: usize) -> String {
     format!("{}{sizes}, depth = {depth}\ndim experts = 4, pick = 2\n{}", &source[..from], &source[to..end])
 }
 
+/// A GPT with experts whose balance loss is a statistic of a slice of the batch.
+fn moe(depth: usize) -> String {
+    let source = include_str!("../../examples/moe.pta");
+    let from = source.find("dim batch").expect("sizes");
+    let to = source.find("const capacity").expect("a constant");
+    let end = source.find("train Gpt").expect("a train item");
+    format!(
+        "{}dim batch = 8, seq = 6, vocab = 13, embed = 8, heads = 2, head_dim = embed / heads, mlp = 6, depth = {depth}\n\
+         dim experts = 4, pick = 2\n{}train Gpt {{\n    optimizer adamw(lr = 1e-2)\n    samples batch in 4 slices\n    \
+         clip 1.0\n    steps 20\n    seed 1\n}}\n",
+        &source[..from],
+        &source[to..end]
+    )
+}
+
+#[test]
+fn experts_balanced_over_slices_go_with_stages() {
+    let experts = "shard batch by ep\nshard experts by ep in Experts";
+    for (schedule, stages) in [("1f1b", 2), ("interleaved(2)", 4), ("dualpipe", 2)] {
+        compare(&moe(stages), &plan(2, schedule, 2, ", ep = 2", experts), DType::F64, 13, 1e-9);
+    }
+}
+
 #[test]
 fn experts_go_with_stages() {
     let experts = "shard batch by ep\nshard experts by ep in Experts";
