@@ -103,7 +103,7 @@ pub fn profiled(
         profile::beside(&ended.beside, out);
     }
     if let Some(path) = &how.trace {
-        profile::write(engine, path)?;
+        profile::write(engine, recipe, path)?;
     }
     Ok(code)
 }

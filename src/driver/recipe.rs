@@ -110,6 +110,15 @@ impl Overrides {
 }
 
 impl Recipe {
+    /// Parameters of the model, and elements of its inputs.
+    pub fn sizes(&self) -> [u64; 2] {
+        let product = |shape: &mut dyn Iterator<Item = usize>| shape.map(|n| n as u64).product::<u64>();
+        [
+            self.params.iter().map(|p| product(&mut p.shape.iter().copied())).sum(),
+            self.inputs.iter().map(|i| product(&mut i.dims.iter().map(|d| d.size))).sum(),
+        ]
+    }
+
     /// The command that evaluates a checkpoint.
     pub fn eval_command(&self) -> String {
         let file = Path::new(&self.origin.author.file).file_name().unwrap_or_default();

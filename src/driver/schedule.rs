@@ -36,6 +36,8 @@ pub struct Shown {
     copies: usize,
     /// How steps go over into each other, if they do.
     continued: Option<Continued>,
+    /// Parameters of the program, and elements of its inputs.
+    sizes: [u64; 2],
     /// What the ranks do and send.
     pub program: program::Program,
     pub findings: Findings,
@@ -94,12 +96,16 @@ pub fn shown(options: &Options, clock: &Clock, world: &dyn World) -> Outcome<Sho
         of_ranks: None,
     };
     let copies = plan.ranks() as usize / ranks;
+    let sizes = [
+        graph.params.iter().map(|p| graph.elements(&p.dims) as u64).sum(),
+        graph.inputs.iter().map(|i| graph.elements(&i.dims) as u64).sum(),
+    ];
     // What does not fit is found where memory is planned. What else stands in the way of a step is no matter of its schedule.
     let fitted = matches!(plan.recompute, Recompute::Auto(_)) && train_item(&options, &c).is_ok();
     let short = if fitted { graphs(&options, world).ok().and_then(|g| g.short) } else { None };
     let mut findings = Findings { sources: c.sources, sink: c.sink };
     short.iter().for_each(|d| findings.sink.push(recompute::unmet(d)));
-    Ok(Shown { timeline, costs: shown, copies, continued, program, findings })
+    Ok(Shown { timeline, costs: shown, copies, continued, sizes, program, findings })
 }
 
 /// What is shown of the program that the ranks of the options' plan run; none where nothing is trained, or by one rank.
@@ -123,17 +129,18 @@ impl Shown {
             d.help("write one by `partita train FILE --plan NAME --trace FILE`, with the same plan, sizes and mesh")
         };
         let text = read(trace)?;
-        let compared = Measured::parse(&text).and_then(|measured| match &self.continued {
-            None => measured.beside(&self.timeline, &self.costs, self.copies),
-            Some(c) => {
-                // All of them are one table.
-                let steps = (measured.microbatches() / c.microbatches).max(1);
-                let table = c.steps(steps);
-                let simulation = simulate(&table, &self.costs).map_err(|e| e.message(&table))?;
-                let timeline = Timeline { table, simulation, steps, ..self.timeline.clone() };
-                measured.counted_through(c.microbatches).beside(&timeline, &self.costs, self.copies)
-            }
-        });
+        let compared =
+            Measured::parse(&text).and_then(|m| m.of_sizes(self.sizes)).and_then(|measured| match &self.continued {
+                None => measured.beside(&self.timeline, &self.costs, self.copies),
+                Some(c) => {
+                    // All of them are one table.
+                    let steps = (measured.microbatches() / c.microbatches).max(1);
+                    let table = c.steps(steps);
+                    let simulation = simulate(&table, &self.costs).map_err(|e| e.message(&table))?;
+                    let timeline = Timeline { table, simulation, steps, ..self.timeline.clone() };
+                    measured.counted_through(c.microbatches).beside(&timeline, &self.costs, self.copies)
+                }
+            });
         compared.map_err(bad)
     }
 }

@@ -377,6 +377,9 @@ fn a_run_without_a_bubble_between_steps_is_compared_as_a_whole() {
         };
         assert_eq!([of("F"), of("B")], [(0..8).collect::<Vec<_>>(), (0..8).collect()], "{rank}");
     }
+    // A run of other sizes.
+    let other = fails(at, &[&compare[..], &["--set", "embed=9"]].concat(), 1, "E0902");
+    assert!(other.contains("parameters and inputs of"), "{other}");
     // An action that is missing, in the midst.
     let mut trace: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(at.join("run.json")).expect("a trace")).expect("an object");

@@ -2,10 +2,14 @@
 
 use super::{Timeline, time};
 use crate::schedule::{Action, Costs, StageCost, Table, Work, simulate};
+use crate::types::grouped;
 use indexmap::IndexMap;
 use serde_json::{Value as Json, json};
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
+
+/// The field of a trace with how many parameters the program has, and how many elements its inputs.
+pub const SIZES: &str = "sizes";
 
 /// Microseconds; of more than this no trace is.
 const LONGEST: f64 = 1e15;
@@ -31,6 +35,8 @@ struct Track {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
     tracks: Vec<Track>,
+    /// See [`SIZES`].
+    sizes: Option<[u64; 2]>,
 }
 
 /// A schedule and a run of it.
@@ -78,7 +84,21 @@ impl Measured {
             return Err("no action of a pipeline ran in it".into());
         }
         tracks.iter_mut().for_each(|t| t.runs.sort_by(|a, b| a.time[0].total_cmp(&b.time[0])));
-        Ok(Measured { tracks })
+        let size = |n: usize| all[SIZES][n].as_u64();
+        Ok(Measured { tracks, sizes: size(0).zip(size(1)).map(|(a, b)| [a, b]) })
+    }
+
+    /// Err: what the program that ran has instead of these sizes.
+    pub fn of_sizes(self, own: [u64; 2]) -> Result<Measured, String> {
+        let [own, ran] = [Some(own), self.sizes].map(|sizes| {
+            sizes.map(|[params, inputs]| {
+                format!("{} parameters and inputs of {} elements", grouped(params), grouped(inputs))
+            })
+        });
+        match (own, ran) {
+            (Some(own), Some(ran)) if own != ran => Err(format!("the program has {own}, the one that ran {ran}")),
+            _ => Ok(self),
+        }
     }
 
     /// How many microbatches a rank has had.
