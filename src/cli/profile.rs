@@ -7,7 +7,6 @@ use crate::driver::overwrite;
 use crate::driver::profile::{Line, Report, trace};
 use crate::driver::recipe::Recipe;
 use crate::driver::train::Beside;
-use crate::inspect::schedule::compare::SIZES;
 use crate::types::counted;
 use std::fmt::Write;
 use std::path::Path;
@@ -113,9 +112,8 @@ fn milliseconds(seconds: f64) -> String {
     format!("{:.3} ms", seconds * 1e3)
 }
 
-/// Writes the trace of a run to a file, with the sizes of its program, so that it is not taken for a run of another one.
+/// Writes the trace of a run to a file.
 pub fn write(engine: &mut Compiled, recipe: &Recipe, path: &Path) -> Outcome<()> {
-    let mut all = trace(engine.machine_mut());
-    all[SIZES] = recipe.sizes().into();
-    std::fs::write(path, all.to_string()).map_err(|e| overwrite::unwritten(path, &e))
+    let text = trace(engine.machine_mut(), recipe).to_string();
+    std::fs::write(path, text).map_err(|e| overwrite::unwritten(path, &e))
 }

@@ -2,6 +2,8 @@
 //! Patterson, 2009), by place in the text, and what is no kernel at all.
 
 use super::engine::Machine;
+use super::recipe::Recipe;
+use crate::inspect::schedule::compare::SIZES;
 use crate::program::{Program, Source, SourceId, Work};
 use crate::runtime::exec::{Executor, Profile, Roof, Timing};
 use indexmap::IndexMap;
@@ -180,8 +182,8 @@ fn line_of(source: Option<&Source>) -> String {
 }
 
 /// The single runs of steps in the JSON format of Chrome's trace events, which Perfetto reads: times in microseconds, a track
-/// for each rank.
-pub fn trace(machine: &mut Machine) -> serde_json::Value {
+/// for each rank; with the sizes of the program, so that it is not taken for a run of another one.
+pub fn trace(machine: &mut Machine, recipe: &Recipe) -> serde_json::Value {
     let program = machine.program();
     let begun = machine.each(|exec| exec.timed_since());
     let first = begun.iter().flatten().min().copied();
@@ -191,7 +193,7 @@ pub fn trace(machine: &mut Machine) -> serde_json::Value {
         track(&program, exec, (rank, ahead), &mut events);
         rank += 1;
     });
-    serde_json::json!({"displayTimeUnit": "ms", "traceEvents": events})
+    serde_json::json!({"displayTimeUnit": "ms", SIZES: recipe.sizes(), "traceEvents": events})
 }
 
 fn track(program: &Program, exec: &Executor, (rank, ahead): (usize, Duration), events: &mut Vec<serde_json::Value>) {
