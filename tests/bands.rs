@@ -85,7 +85,7 @@ fn run(engine: &mut dyn Engine, recipe: &Recipe) -> Vec<Figure> {
 fn params(engine: &mut dyn Engine, recipe: &Recipe) -> Vec<Vec<u8>> {
     let read = |n| {
         let mut bytes = Vec::new();
-        engine.read(Slot::Param(n), &mut bytes);
+        engine.read(Slot::Param(n), &mut bytes).unwrap();
         bytes
     };
     (0..recipe.params.len()).map(read).collect()

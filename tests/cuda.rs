@@ -158,16 +158,15 @@ fn what_cannot_be_used_is_told() {
     if !gpu::is_there() {
         return;
     }
-    let open = |program: &Arc<partita::program::Program>, devices: &[usize]| {
-        partita::runtime::gpu::Gpus::open(program.clone(), devices).err().expect("an error")
-    };
-    let program = small();
-    let e = open(&program, &[9]);
+    let open = |program| partita::runtime::gpu::Gpus::open(Arc::new(program)).err().expect("an error");
+    let mut elsewhere = (*small()).clone();
+    elsewhere.gpu.as_mut().unwrap().devices = vec![9];
+    let e = open(elsewhere);
     assert_eq!(e.code, "E0817");
     assert!(e.notes.iter().any(|n| n.contains("the driver has 4")), "{e}");
-    let mut large = (*program).clone();
+    let mut large = (*small()).clone();
     large.routines[0].arena = 1 << 40;
-    let e = open(&Arc::new(large), &[]);
+    let e = open(large);
     assert_eq!(e.code, "E0811", "{e}");
     assert!(e.message.contains("1099511627776 bytes for temporary values"), "{e}");
 }
@@ -181,7 +180,7 @@ fn a_launch_that_the_driver_refuses_is_an_error() {
     let launches = wrong.gpu.as_mut().unwrap().steps.iter_mut().flatten().flatten();
     launches.for_each(|l| l.threads = 5000);
     let wrong = Arc::new(wrong);
-    let mut gpus = partita::runtime::gpu::Gpus::open(wrong, &[]).unwrap_or_else(|e| panic!("{e}"));
+    let mut gpus = partita::runtime::gpu::Gpus::open(wrong).unwrap_or_else(|e| panic!("{e}"));
     let e = gpus.run(0, Default::default()).unwrap_err();
     assert_eq!(e.code, "E0818");
     assert!(e.message.contains("launching a kernel"), "{e}");

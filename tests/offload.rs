@@ -69,7 +69,7 @@ fn run(plan: &str) -> (Vec<f64>, Vec<Vec<u8>>) {
     let slots = (0..recipe.params.len()).map(Slot::Param).chain((0..recipe.states.len()).map(Slot::State));
     let arrays = slots.map(|slot| {
         let mut bytes = Vec::new();
-        engine.read(slot, &mut bytes);
+        engine.read(slot, &mut bytes).unwrap();
         bytes
     });
     (figures, arrays.collect())

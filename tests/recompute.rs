@@ -124,7 +124,7 @@ fn results_are_those_of_kept_values_whatever_the_number_of_threads() {
         }
         let params = (0..recipe.params.len()).map(|n| {
             let mut bytes = Vec::new();
-            engine.read(Slot::Param(n), &mut bytes);
+            engine.read(Slot::Param(n), &mut bytes).unwrap();
             bytes
         });
         (params.collect::<Vec<_>>(), figures)

@@ -64,7 +64,7 @@ fn run(optimizer: &str, sizes: [usize; 2], unfused: bool, threads: usize) -> Out
     }
     let params = (0..2).map(|n| {
         let mut bytes = Vec::new();
-        engine.read(Slot::Param(n), &mut bytes);
+        engine.read(Slot::Param(n), &mut bytes).unwrap();
         bytes
     });
     Outcome { strips, arena, figures, params: params.collect() }

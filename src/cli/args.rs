@@ -1,8 +1,10 @@
 //! The arguments of every subcommand.
 
+use crate::driver::gpu::Device;
 use crate::driver::recipe::{Overrides, Recipe};
 use crate::driver::train::TrainRequest;
 use crate::driver::{Options, Request, plan};
+use crate::runtime::RuntimeError;
 use crate::runtime::exec::ExecOptions;
 use crate::types::DType;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -113,6 +115,14 @@ pub struct CompileArgs {
     pub timings: bool,
 }
 
+/// What runs it.
+#[derive(Args, Debug, Clone)]
+pub struct DeviceArgs {
+    /// What runs it: cpu, cuda, or cuda:0,1 for the GPUs of these numbers, one for each rank [default: GPUs where there are enough]
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<String>,
+}
+
 #[derive(Args, Debug)]
 pub struct CheckArgs {
     #[command(flatten)]
@@ -132,6 +142,8 @@ pub struct CheckArgs {
 pub struct TrainArgs {
     #[command(flatten)]
     pub compile: CompileArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
     #[command(flatten)]
     pub how: TrainHow,
     /// Compile, but do not run
@@ -185,6 +197,8 @@ pub struct TrainHow {
 pub struct EvalArgs {
     #[command(flatten)]
     pub compile: CompileArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
     #[command(flatten)]
     pub how: EvalHow,
     /// Write an `output` of the model, for all batches, to an .npy file (may be given several times)
@@ -352,6 +366,9 @@ pub struct ExportArgs {
 pub struct BuildArgs {
     #[command(flatten)]
     pub compile: CompileArgs,
+    /// What it runs on: cpu, or cuda with kernels for the GPUs that are here (without one, for compute capability 8.0)
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    pub device: String,
     /// The executable to write
     #[arg(short, long, value_name = "PROG")]
     pub output: PathBuf,
@@ -444,6 +461,25 @@ impl TrainHow {
     }
 }
 
+impl DeviceArgs {
+    /// The device, where `alone` names nothing that the processor does alone.
+    pub fn choose(&self, alone: Option<&str>) -> Result<Device, RuntimeError> {
+        Device::of(self.device.as_deref())?.without_gpus(alone)
+    }
+}
+
+impl TrainArgs {
+    /// What of its flags only the processor does.
+    pub fn alone(&self) -> Option<&'static str> {
+        match (self.debug_nan, self.how.profile, self.how.trace.is_some()) {
+            (true, ..) => Some("--debug-nan"),
+            (_, true, _) => Some("--profile"),
+            (.., true) => Some("--trace"),
+            _ => None,
+        }
+    }
+}
+
 impl EvalHow {
     pub fn overrides(&self, recipe: &Recipe) -> Overrides {
         Overrides { data: self.data.clone(), valid: self.valid.clone(), ..Overrides::default() }.evaluated(recipe)
@@ -463,6 +499,7 @@ impl CompileArgs {
             outputs: Vec::new(),
             unfused: false,
             bands: Default::default(),
+            device: Device::Cpu,
             cache: super::cache::cache(),
         }
     }

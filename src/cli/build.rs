@@ -5,6 +5,7 @@ use super::output::Output;
 use super::{Code, OK, train};
 use crate::driver::compile::{self, Compilation};
 use crate::driver::findings::Outcome;
+use crate::driver::gpu::Device;
 use crate::driver::{Options, build, overwrite, show};
 use crate::source::Disk;
 
@@ -16,7 +17,12 @@ pub fn run(args: &BuildArgs, threads: usize, out: &mut Output) -> Code {
 }
 
 fn build(args: &BuildArgs, threads: usize, out: &mut Output) -> Outcome<Code> {
-    let options: Options = args.compile.options(threads);
+    let mut options: Options = args.compile.options(threads);
+    // Its kernels are compiled here; the GPUs may be elsewhere.
+    options.device = match args.device.as_str() {
+        "cuda" => Device::Gpus(Vec::new()),
+        other => Device::of(Some(other))?,
+    };
     let Compilation { findings, recipe: mut bundle, mut program, timings } = compile::everything(&options, &Disk)?;
     train::warnings(&findings, out);
     if args.compile.timings {

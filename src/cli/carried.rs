@@ -61,7 +61,7 @@ fn dispatch(cli: Cli, program: Program, bundle: Bundle, out: &mut Output) -> Out
         Command::Train(how) => {
             recipe.apply(&how.overrides())?;
             let mut engine = Compiled::open(program, &recipe, how.execution(cli.threads, false))?;
-            train::introduce(&recipe, engine.threads(), out);
+            train::introduce(&recipe, engine.place(), out);
             let request = how.request(&recipe, false);
             train::profiled(&recipe, &mut engine, &how, &request, &texts, false, out)
         }

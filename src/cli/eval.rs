@@ -28,6 +28,7 @@ pub fn run(args: &EvalArgs, threads: usize, out: &mut Output) -> Code {
 
 fn compiled(args: &EvalArgs, threads: usize, out: &mut Output) -> Outcome<Code> {
     let mut options = args.compile.options(threads);
+    options.device = args.device.choose(None)?;
     options.outputs = args.output.iter().map(|(name, _)| name.clone()).collect();
     let Compilation { findings, mut recipe, program, timings } =
         compile::evaluation(&options, args.how.initial, &Disk)?;

@@ -1,6 +1,6 @@
 //! `partita sample`: text from a trained model, as it is drawn; or the arrays of a written-out sampler.
 
-use super::args::CompileArgs;
+use super::args::{CompileArgs, DeviceArgs};
 use super::output::Output;
 use super::{Code, OK, profile, train};
 use crate::diag::Diagnostic;
@@ -23,6 +23,8 @@ use std::path::{Path, PathBuf};
 pub struct SampleArgs {
     #[command(flatten)]
     pub compile: CompileArgs,
+    #[command(flatten)]
+    pub device: DeviceArgs,
     #[command(flatten)]
     pub how: How,
 }
@@ -87,7 +89,8 @@ pub fn run(args: &SampleArgs, threads: usize, out: &mut Output) -> Code {
 }
 
 fn compiled(args: &SampleArgs, threads: usize, out: &mut Output) -> Outcome<Code> {
-    let options = args.compile.options(threads);
+    let mut options = args.compile.options(threads);
+    options.device = args.device.choose(args.how.profile.then_some("--profile"))?;
     let Compilation { findings, recipe: (recipe, begun), program, timings } =
         compile::sampling(&options, args.how.initial, &Disk)?;
     train::warnings(&findings, out);

@@ -28,6 +28,9 @@ pub fn run(args: &TrainArgs, threads: usize, out: &mut Output) -> Code {
 fn train(args: &TrainArgs, threads: usize, out: &mut Output) -> Outcome<Code> {
     let mut options = args.compile.options(threads);
     options.unfused = args.debug_nan;
+    if args.engine == EngineChoice::Cpu {
+        options.device = args.device.choose(args.alone())?;
+    }
     let timed = args.compile.timings;
     match args.engine {
         EngineChoice::Interp => {
@@ -37,7 +40,7 @@ fn train(args: &TrainArgs, threads: usize, out: &mut Output) -> Outcome<Code> {
                 return rehearsed(&g.recipe, &g.findings, 1, out);
             }
             let mut engine = Interpreted::new(&g);
-            introduce(&g.recipe, engine.threads(), out);
+            introduce(&g.recipe, engine.place(), out);
             let request = args.how.request(&g.recipe, args.debug_nan);
             follow(&g.recipe, &mut engine, &request, &g.findings.sources, timed, out).map(|(code, _)| code)
         }
@@ -48,7 +51,7 @@ fn train(args: &TrainArgs, threads: usize, out: &mut Output) -> Outcome<Code> {
                 return rehearsed(&recipe, &findings, options.thread_count(), out);
             }
             let mut engine = Compiled::open(program, &recipe, args.how.execution(threads, args.debug_nan))?;
-            introduce(&recipe, engine.threads(), out);
+            introduce(&recipe, engine.place(), out);
             let request = args.how.request(&recipe, args.debug_nan);
             profiled(&recipe, &mut engine, &args.how, &request, &findings.sources, timed, out)
         }
@@ -73,7 +76,7 @@ fn begin(
 
 /// What the run would be, if it finds its data. Its memory is not taken.
 fn rehearsed(recipe: &Recipe, findings: &Findings, threads: usize, out: &mut Output) -> Outcome<Code> {
-    introduce(recipe, threads, out);
+    introduce(recipe, counted(threads, "thread"), out);
     train::rehearse(recipe).map_err(|stop| Findings::of_stop(stop, &findings.sources))?;
     out.line(format!("{}, not run", counted(grouped(recipe.steps), "step")));
     Ok(OK)
@@ -109,7 +112,7 @@ pub fn profiled(
 }
 
 /// What is going to be trained.
-pub fn introduce(recipe: &Recipe, threads: usize, out: &Output) {
+pub fn introduce(recipe: &Recipe, place: String, out: &Output) {
     out.say(format!(
         "{}: {} in {}, {} a step, {}, {}",
         recipe.name,
@@ -117,7 +120,7 @@ pub fn introduce(recipe: &Recipe, threads: usize, out: &Output) {
         counted(recipe.params.len(), "tensor"),
         counted(grouped(recipe.units), recipe.unit.trim_end_matches('s')),
         recipe.precision,
-        counted(threads, "thread")
+        place
     ));
 }
 

@@ -115,6 +115,7 @@ struct Key<'a> {
     outputs: &'a [String],
     unfused: bool,
     bands: Bands,
+    gpu: Option<(bool, u32, usize)>,
 }
 
 /// What an entry holds.
@@ -130,8 +131,21 @@ struct Entry<R> {
 /// Files and what was read.
 type Reads = Vec<(PathBuf, Result<Vec<u8>, String>)>;
 
-/// Takes from the cache or makes, and then keeps.
+/// Takes from the cache or makes, and then keeps; the program runs on the devices that are asked for.
 fn kept<R: Serialize + DeserializeOwned>(
+    options: &Options,
+    what: What,
+    world: &dyn World,
+    make: impl FnOnce(&dyn World) -> Outcome<Compilation<R>>,
+) -> Outcome<Compilation<R>> {
+    let mut made = taken(options, what, world, make)?;
+    if let Some(gpu) = &mut made.program.gpu {
+        gpu.devices = options.device.numbers();
+    }
+    Ok(made)
+}
+
+fn taken<R: Serialize + DeserializeOwned>(
     options: &Options,
     what: What,
     world: &dyn World,
@@ -187,6 +201,7 @@ fn key(options: &Options, what: What, world: &dyn World) -> Option<Vec<u8>> {
         outputs: &options.outputs,
         unfused: options.unfused,
         bands: options.bands,
+        gpu: options.device.key(),
     };
     postcard::to_stdvec(&key).ok()
 }

@@ -9,8 +9,9 @@ use crate::program::{self, OutputKind, Program, Source};
 use crate::runtime::RuntimeError;
 use crate::runtime::data::Batch;
 use crate::runtime::exec::{Array, ExecOptions, Executor, RankOptions, Ranks, RunArgs};
+use crate::runtime::gpu::Gpus;
 use crate::source::SourceMap;
-use crate::types::DType;
+use crate::types::{DType, counted};
 use std::sync::Arc;
 
 /// An array that lives from step to step, by its number in the recipe.
@@ -63,11 +64,16 @@ pub trait Engine {
         Ok(())
     }
 
-    fn read(&self, slot: Slot, to: &mut Vec<u8>);
+    fn read(&self, slot: Slot, to: &mut Vec<u8>) -> Result<(), RuntimeError>;
 
-    fn write(&mut self, slot: Slot, bytes: &[u8]);
+    fn write(&mut self, slot: Slot, bytes: &[u8]) -> Result<(), RuntimeError>;
 
     fn threads(&self) -> usize;
+
+    /// What it runs on, for people.
+    fn place(&self) -> String {
+        counted(self.threads(), "thread")
+    }
 
     fn ranks(&self) -> usize {
         1
@@ -78,6 +84,8 @@ pub trait Engine {
 pub enum Machine {
     One(Box<Executor>),
     Many(Ranks),
+    /// Each rank on a GPU.
+    Gpus(Gpus),
 }
 
 impl Machine {
@@ -89,17 +97,21 @@ impl Machine {
                 .help("make the mesh smaller, as in `--mesh dp=2`; `comm` and `verify` take any size"));
         }
         let program = Arc::new(program);
+        if program.gpu.is_some() {
+            return Ok(Machine::Gpus(Gpus::open(program)?));
+        }
         Ok(match ranks {
             1 => Machine::One(Box::new(Executor::new(program, options)?)),
             _ => Machine::Many(Ranks::new(program, RankOptions { exec: options, ..RankOptions::default() })?),
         })
     }
 
-    /// What runs each rank, in their order.
+    /// What runs each rank on the processor, in their order.
     pub fn each<T>(&mut self, mut f: impl FnMut(&mut Executor) -> T) -> Vec<T> {
         match self {
             Machine::One(exec) => vec![f(exec)],
             Machine::Many(ranks) => (0..ranks.ranks()).map(|rank| f(&mut ranks.executor(rank))).collect(),
+            Machine::Gpus(_) => Vec::new(),
         }
     }
 
@@ -107,6 +119,7 @@ impl Machine {
         match self {
             Machine::One(exec) => exec.program().clone(),
             Machine::Many(ranks) => ranks.program().clone(),
+            Machine::Gpus(gpus) => gpus.program().clone(),
         }
     }
 
@@ -114,12 +127,14 @@ impl Machine {
         match self {
             Machine::One(exec) => exec.run(routine, args),
             Machine::Many(ranks) => ranks.run(routine, args),
+            Machine::Gpus(gpus) => gpus.run(routine, args),
         }
     }
 
     /// Every rank takes its part.
-    pub fn write(&mut self, array: Array, bytes: &[u8]) {
+    pub fn write(&mut self, array: Array, bytes: &[u8]) -> Result<(), RuntimeError> {
         match self {
+            Machine::Gpus(gpus) => return gpus.scatter(array, bytes),
             Machine::Many(ranks) => ranks.scatter(array, bytes),
             Machine::One(exec) => match array {
                 Array::Param(n) => exec.param_mut(n).copy_from_slice(bytes),
@@ -127,11 +142,13 @@ impl Machine {
                 Array::Input(n) => exec.input_mut(n).copy_from_slice(bytes),
             },
         }
+        Ok(())
     }
 
-    fn read(&self, array: Array, to: &mut Vec<u8>) {
+    fn read(&self, array: Array, to: &mut Vec<u8>) -> Result<(), RuntimeError> {
         to.clear();
         match self {
+            Machine::Gpus(gpus) => return gpus.gather(array, to),
             Machine::Many(ranks) => ranks.gather(array, to),
             Machine::One(exec) => to.extend_from_slice(match array {
                 Array::Param(n) => exec.param(n),
@@ -139,19 +156,21 @@ impl Machine {
                 Array::Input(n) => exec.input(n),
             }),
         }
+        Ok(())
     }
 
     /// Shape and bytes of an output.
-    pub fn output(&self, routine: usize, n: usize) -> (Vec<usize>, Vec<u8>) {
+    pub fn output(&self, routine: usize, n: usize) -> Result<(Vec<usize>, Vec<u8>), RuntimeError> {
         match self {
             Machine::One(exec) => {
-                (exec.program().routines[routine].outputs[n].shape.clone(), exec.output(routine, n).to_vec())
+                Ok((exec.program().routines[routine].outputs[n].shape.clone(), exec.output(routine, n).to_vec()))
             }
             Machine::Many(ranks) => {
                 let mut bytes = Vec::new();
                 let shape = ranks.output(routine, n, &mut bytes);
-                (shape, bytes)
+                Ok((shape, bytes))
             }
+            Machine::Gpus(gpus) => gpus.output(routine, n),
         }
     }
 }
@@ -210,7 +229,7 @@ impl Compiled {
             {
                 return Err(not_finite(&wanted.path, field.values()[at], at).into());
             }
-            self.machine.write(Array::Input(input as usize), field.bytes());
+            self.machine.write(Array::Input(input as usize), field.bytes())?;
         }
         Ok(())
     }
@@ -246,11 +265,11 @@ impl Engine for Compiled {
         }
         let read = r.outputs.iter().enumerate().map(|(k, o)| {
             let dtype = r.buffer(o.buffer).dtype;
-            let (shape, bytes) = self.machine.output(n, k);
+            let (shape, bytes) = self.machine.output(n, k)?;
             let values = numbers(dtype, &bytes);
-            Figure { kind: o.kind, name: o.name.clone(), dtype, dims: o.dims.clone(), shape, values }
+            Ok(Figure { kind: o.kind, name: o.name.clone(), dtype, dims: o.dims.clone(), shape, values })
         });
-        let figures = read.collect();
+        let figures = read.collect::<Result<_, RuntimeError>>()?;
         if trains && self.outer.is_some_and(|every| (number + 1).is_multiple_of(every)) {
             let n = self.routine(OUTER)?;
             self.machine.run(n, RunArgs { seed, step: number, ..RunArgs::default() }).map_err(stop)?;
@@ -272,18 +291,22 @@ impl Engine for Compiled {
         Ok(())
     }
 
-    fn read(&self, slot: Slot, to: &mut Vec<u8>) {
+    fn read(&self, slot: Slot, to: &mut Vec<u8>) -> Result<(), RuntimeError> {
         to.clear();
-        if let Some(array) = self.slot(slot) {
-            self.machine.read(array, to);
-        }
+        self.slot(slot).map_or(Ok(()), |array| self.machine.read(array, to))
     }
 
-    fn write(&mut self, slot: Slot, bytes: &[u8]) {
-        if let Some(array) = self.slot(slot) {
-            // What was begun was begun with other values.
-            self.begun = false;
-            self.machine.write(array, bytes);
+    fn write(&mut self, slot: Slot, bytes: &[u8]) -> Result<(), RuntimeError> {
+        let Some(array) = self.slot(slot) else { return Ok(()) };
+        // What was begun was begun with other values.
+        self.begun = false;
+        self.machine.write(array, bytes)
+    }
+
+    fn place(&self) -> String {
+        match &self.machine {
+            Machine::Gpus(gpus) => gpus.told(),
+            _ => counted(self.threads(), "thread"),
         }
     }
 
@@ -291,6 +314,7 @@ impl Engine for Compiled {
         match &self.machine {
             Machine::One(exec) => exec.threads(),
             Machine::Many(ranks) => ranks.threads(),
+            Machine::Gpus(_) => self.ranks(),
         }
     }
 
@@ -464,20 +488,22 @@ impl Engine for Interpreted {
         Ok(figures)
     }
 
-    fn read(&self, slot: Slot, to: &mut Vec<u8>) {
+    fn read(&self, slot: Slot, to: &mut Vec<u8>) -> Result<(), RuntimeError> {
         let tensor = match slot {
             Slot::Param(n) => &self.params[n],
             Slot::State(n) => &self.states[n],
         };
         elements(tensor.dtype, &tensor.data, to);
+        Ok(())
     }
 
-    fn write(&mut self, slot: Slot, bytes: &[u8]) {
+    fn write(&mut self, slot: Slot, bytes: &[u8]) -> Result<(), RuntimeError> {
         let tensor = match slot {
             Slot::Param(n) => &mut self.params[n],
             Slot::State(n) => &mut self.states[n],
         };
         tensor.data = numbers(tensor.dtype, bytes);
+        Ok(())
     }
 
     fn threads(&self) -> usize {

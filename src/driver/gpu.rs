@@ -13,6 +13,8 @@ const OLDEST: u32 = 80;
 pub enum Device {
     #[default]
     Cpu,
+    /// GPUs, if there is one for each rank.
+    Some,
     /// GPUs by their numbers, one for each rank; none: the first ones.
     Gpus(Vec<usize>),
 }
@@ -22,10 +24,7 @@ impl Device {
     pub fn of(word: Option<&str>) -> Result<Device, RuntimeError> {
         match word {
             Some("cpu") => Ok(Device::Cpu),
-            None => Ok(match cuda::count().is_ok() && nvrtc::is_there() {
-                true => Device::Gpus(Vec::new()),
-                false => Device::Cpu,
-            }),
+            None => Ok(if cuda::count().is_ok() && nvrtc::is_there() { Device::Some } else { Device::Cpu }),
             Some(word) => {
                 let wrong = || {
                     RuntimeError::new("E0902", format!("`{word}` is no device"))
@@ -42,6 +41,39 @@ impl Device {
                 cuda::count()?;
                 Ok(Device::Gpus(numbers))
             }
+        }
+    }
+}
+
+impl Device {
+    /// Whether a program of so many ranks is for GPUs.
+    pub fn has_gpus(&self, ranks: usize) -> bool {
+        match self {
+            Device::Cpu => false,
+            Device::Some => cuda::count().is_ok_and(|n| n >= ranks),
+            Device::Gpus(_) => true,
+        }
+    }
+
+    /// What compiled programs depend on.
+    pub fn key(&self) -> Option<(bool, u32, usize)> {
+        let required = matches!(self, Device::Gpus(_));
+        (*self != Device::Cpu).then(|| (required, arch().unwrap_or(OLDEST), cuda::count().unwrap_or(0)))
+    }
+
+    pub fn numbers(&self) -> Vec<usize> {
+        if let Device::Gpus(numbers) = self { numbers.clone() } else { Vec::new() }
+    }
+
+    /// The same for what only the processor does; `what` is how that is asked for.
+    pub fn without_gpus(self, what: Option<&str>) -> Result<Device, RuntimeError> {
+        match (what, self) {
+            (None, device) => Ok(device),
+            (Some(what), Device::Gpus(_)) => {
+                Err(RuntimeError::new("E0902", format!("`{what}` works on the processor alone"))
+                    .help("leave `--device` out, or write `--device cpu`"))
+            }
+            (Some(_), _) => Ok(Device::Cpu),
         }
     }
 }

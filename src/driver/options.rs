@@ -2,6 +2,7 @@
 
 use super::cache::Cache;
 use super::check::Request;
+use super::gpu::Device;
 use crate::kernel::{self, Bands};
 use crate::types::DType;
 use std::path::PathBuf;
@@ -27,6 +28,8 @@ pub struct Options {
     pub unfused: bool,
     /// When wide values are made some rows at a time.
     pub bands: Bands,
+    /// What it is compiled for.
+    pub device: Device,
     /// Where compiled programs are kept from run to run; nowhere without it.
     pub cache: Option<Cache>,
 }

@@ -9,7 +9,7 @@ use super::recipe::{Copied, Load, Recipe, Valid};
 use super::recompute;
 use super::sample::{self, SampleGraphs};
 use super::sharding::{self, Programs, Sharding};
-use super::{average, data, memory, plan, replicas, schedule, size, stages};
+use super::{average, data, gpu, memory, plan, replicas, schedule, size, stages};
 use crate::autodiff;
 use crate::codegen::cpu::Target;
 use crate::diag::{Diagnostic, Sink, did_you_mean};
@@ -271,6 +271,11 @@ pub fn program(
     // Offsets come last: they need the final list of steps.
     p.run("plan memory", || memory::plan(&mut module.program, g.offload));
     p.text("kernel", || kernel::print::print(&module))?;
+    if options.device.has_gpus(module.program.mesh.ranks()) {
+        p.run("compile for GPUs", || gpu::compile(&mut module.program, &module.kernels))?;
+        g.timings.append(&mut p.timings);
+        return Ok(module.program);
+    }
     let target = target()?;
     let code = p.run("generate code", || target.compile(&module.kernels, options.thread_count()));
     module.program.code = code.map_err(|why| internal("generate code", &why))?;

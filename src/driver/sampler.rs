@@ -77,7 +77,7 @@ impl Sampler {
                 8 => temperature.to_ne_bytes().to_vec(),
                 _ => (temperature as f32).to_ne_bytes().to_vec(),
             };
-            out.machine.write(Array::State(n), &bytes);
+            out.machine.write(Array::State(n), &bytes)?;
         }
         Ok(out)
     }
@@ -113,11 +113,11 @@ impl Sampler {
             // A program that trains, too, may have copies in the place of the parameter.
             let model = model_path(&info.name);
             if let Some(n) = program.states.iter().position(|s| s.path == model) {
-                machine.write(Array::State(n), bytes);
+                machine.write(Array::State(n), bytes)?;
             } else if let Some(n) = program.params.iter().position(|p| p.path == info.name) {
-                machine.write(Array::Param(n), bytes);
+                machine.write(Array::Param(n), bytes)?;
             } else if let Some(n) = program.states.iter().position(|s| s.path == info.name) {
-                machine.write(Array::State(n), bytes);
+                machine.write(Array::State(n), bytes)?;
             }
             Ok(())
         })?;
@@ -125,7 +125,7 @@ impl Sampler {
             from.read_each(AVERAGE, &mut |info, bytes| {
                 let path = info.name.strip_prefix("average:").unwrap_or(&info.name);
                 if let Some(n) = program.params.iter().position(|p| p.path == path) {
-                    machine.write(Array::Param(n), bytes);
+                    machine.write(Array::Param(n), bytes)?;
                 }
                 Ok(())
             })?;
@@ -189,7 +189,7 @@ impl Sampler {
             let same =
                 |s: &Slot| s.path == *name && s.whole_shape().eq(shape.iter().copied()) && s.dtype == input.dtype;
             for (n, _) in program.inputs.iter().enumerate().filter(|(_, s)| same(s)) {
-                self.machine.write(Array::Input(n), &bytes);
+                self.machine.write(Array::Input(n), &bytes)?;
             }
         }
         Ok(())
@@ -251,14 +251,14 @@ impl Sampler {
                         .help("sampling feeds one sequence of ints at a time")
                         .into());
                 }
-                self.machine.write(Array::Input(*slot as usize), &bytes);
+                self.machine.write(Array::Input(*slot as usize), &bytes)?;
             }
         }
         let args = RunArgs { seed: self.seed, step, position: position as i32, ..RunArgs::default() };
         self.machine.run(routine, args).map_err(stop)?;
         let next = program.routines[routine].outputs.iter().position(|o| o.name == NEXT && o.kind == OutputKind::Value);
         let Some(k) = next else { return Err(RuntimeError::internal("no next input").into()) };
-        let (_, bytes) = self.machine.output(routine, k);
+        let (_, bytes) = self.machine.output(routine, k)?;
         let last: &[u8] = &bytes[bytes.len() - 4..];
         Ok(bytemuck::pod_read_unaligned::<i32>(last).max(0) as u32)
     }
@@ -282,14 +282,12 @@ impl Sampler {
         let routine = self.run(WHOLE, number, 0)?;
         let program = self.machine.program();
         let outputs = program.routines[routine].outputs.iter().enumerate();
-        Ok(outputs
-            .filter(|(_, o)| o.kind == OutputKind::Value)
-            .map(|(k, o)| {
-                let (shape, bytes) = self.machine.output(routine, k);
-                let dtype = program.routines[routine].buffer(o.buffer).dtype;
-                Sampled { name: o.name.clone(), dtype, shape, bytes }
-            })
-            .collect())
+        let sampled = outputs.filter(|(_, o)| o.kind == OutputKind::Value).map(|(k, o)| {
+            let (shape, bytes) = self.machine.output(routine, k)?;
+            let dtype = program.routines[routine].buffer(o.buffer).dtype;
+            Ok(Sampled { name: o.name.clone(), dtype, shape, bytes })
+        });
+        Ok(sampled.collect::<Result<_, RuntimeError>>()?)
     }
 }
 

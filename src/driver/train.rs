@@ -452,7 +452,7 @@ impl<'r> Run<'r> {
             extra[UNVALIDATED] = metrics::kept(record);
         }
         let spare = self.saver.as_mut().and_then(Saver::recycle).map_or(Vec::new(), |s| s.groups);
-        let groups = weights::save(self.recipe, engine, spare);
+        let groups = weights::save(self.recipe, engine, spare)?;
         if let Some((name, value)) = weights::not_finite(self.recipe, &groups) {
             let what = format!("parameter `{name}` holds {value} after step {}", self.step);
             return Err(self.unstable(RuntimeError::new("E0810", what), "the optimizer's step"));

@@ -44,21 +44,21 @@ pub fn saved_bytes(recipe: &Recipe) -> usize {
 }
 
 /// Copies everything out; `spare` gives buffers of an earlier snapshot.
-pub fn save(recipe: &Recipe, engine: &dyn Engine, spare: Vec<Group>) -> Vec<Group> {
+pub fn save(recipe: &Recipe, engine: &dyn Engine, spare: Vec<Group>) -> Result<Vec<Group>, RuntimeError> {
     let mut buffers = spare.into_iter().flat_map(|g| g.tensors).map(|t| t.bytes);
     let mut groups = Vec::new();
     for name in [MODEL, OPTIMIZER, AVERAGE] {
         let mut tensors = Vec::new();
         for (slot, info) in slots(recipe, name) {
             let mut bytes = buffers.next().unwrap_or_default();
-            engine.read(slot, &mut bytes);
+            engine.read(slot, &mut bytes)?;
             tensors.push(Tensor { info: info.clone(), bytes });
         }
         if !tensors.is_empty() {
             groups.push(Group { name: name.to_string(), tensors });
         }
     }
-    groups
+    Ok(groups)
 }
 
 /// The first parameter of a snapshot, or copy of one, with a value that is not finite, and that value.
@@ -127,7 +127,7 @@ fn restore_slots(
         let slots = slots(group);
         from.read_each(group, &mut |info, bytes| {
             if let Some((slot, _)) = slots.iter().find(|(_, t)| t.name == info.name) {
-                engine.write(*slot, bytes);
+                engine.write(*slot, bytes)?;
             }
             Ok(())
         })?;
@@ -157,7 +157,7 @@ fn load(recipe: &Recipe, engine: &mut dyn Engine, load: &Load) -> Result<(), Sto
     let mut buffers = Buffers::default();
     for slot in load.map.slots.iter().filter(|s| wanted(s.target)) {
         let mut bytes = Vec::new();
-        engine.read(place(recipe, slot.target), &mut bytes);
+        engine.read(place(recipe, slot.target), &mut bytes)?;
         buffers.0.insert(slot.target, (slot.dtype, bytes));
     }
     let mut failed: Option<RuntimeError> = None;
@@ -179,10 +179,10 @@ fn load(recipe: &Recipe, engine: &mut dyn Engine, load: &Load) -> Result<(), Sto
     }
     outcome.map_err(|found| Stop { found, at: Some(load.at.clone()), within: None })?;
     for (target, (_, bytes)) in &buffers.0 {
-        engine.write(place(recipe, *target), bytes);
+        engine.write(place(recipe, *target), bytes)?;
     }
-    begin_copies(recipe, engine);
-    begin_averages(recipe, engine);
+    begin_copies(recipe, engine)?;
+    begin_averages(recipe, engine)?;
     Ok(())
 }
 
@@ -194,20 +194,22 @@ fn place(recipe: &Recipe, target: Target) -> Slot {
 }
 
 /// Copies begin at the model.
-fn begin_copies(recipe: &Recipe, engine: &mut dyn Engine) {
+fn begin_copies(recipe: &Recipe, engine: &mut dyn Engine) -> Result<(), RuntimeError> {
     let mut bytes = Vec::new();
     for c in &recipe.copied {
-        engine.read(Slot::State(c.model), &mut bytes);
+        engine.read(Slot::State(c.model), &mut bytes)?;
         let count = c.info.size().unwrap_or(0) / bytes.len().max(1);
-        engine.write(Slot::Param(c.param), &bytes.repeat(count));
+        engine.write(Slot::Param(c.param), &bytes.repeat(count))?;
     }
+    Ok(())
 }
 
 /// Averages begin at the weights.
-fn begin_averages(recipe: &Recipe, engine: &mut dyn Engine) {
+fn begin_averages(recipe: &Recipe, engine: &mut dyn Engine) -> Result<(), RuntimeError> {
     let mut bytes = Vec::new();
     for (param, state) in &recipe.averages {
-        engine.read(Slot::Param(*param), &mut bytes);
-        engine.write(Slot::State(*state), &bytes);
+        engine.read(Slot::Param(*param), &mut bytes)?;
+        engine.write(Slot::State(*state), &bytes)?;
     }
+    Ok(())
 }

@@ -12,6 +12,8 @@ pub struct Gpu {
     /// What NVRTC made of it, for GPUs of an architecture (as 90 for 9.0) or later; empty where it was not compiled yet.
     pub ptx: String,
     pub arch: u32,
+    /// Numbers of the devices to run on, one for each rank; none: the first ones.
+    pub devices: Vec<usize>,
     /// Names of the kernels in it.
     pub kernels: Vec<String>,
     /// By routine, then by the number of a step, those of a loop's body counted after the loop.
@@ -31,7 +33,7 @@ pub struct GpuLaunch {
     /// Bytes of shared memory beside what the text declares.
     pub shared: u32,
     pub args: Vec<GpuArg>,
-    /// What [`GpuArg::Scalars`] points to.
+    /// What [`GpuArg::Scalars`] points to; for draws of classes the runtime adds `top_k` and the bits of `top_p`.
     pub scalars: Vec<Scalar>,
 }
 

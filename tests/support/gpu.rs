@@ -60,7 +60,7 @@ pub fn finish(program: &mut Program, kernels: &[partita::kernel::Kernel]) {
 }
 
 pub fn open(program: &Arc<Program>, env: &Env) -> Gpus {
-    let mut gpus = Gpus::open(program.clone(), &[]).unwrap_or_else(|e| panic!("{e}"));
+    let mut gpus = Gpus::open(program.clone()).unwrap_or_else(|e| panic!("{e}"));
     let mut write = |array: Array, t: &Tensor| {
         let bytes = pack(array.slot(program).dtype, &t.data);
         gpus.scatter(array, &bytes).unwrap_or_else(|e| panic!("{e}"));

@@ -72,9 +72,7 @@ pub fn pieces(call: &Library, routine: &Routine) -> Option<(Vec<Piece>, usize)> 
             p.scalars.push(Scalar::Key(key.clone()));
             (vec![p], 0)
         }
-        Library::Draw { logits, out, rows, n, top_k, top_p, key } => {
-            drawn(dtype(*logits), (*logits, *out), (*rows, *n), (*top_k as usize, *top_p), key)
-        }
+        Library::Draw { logits, out, rows, n, key, .. } => drawn(dtype(*logits), (*logits, *out), (*rows, *n), key),
         Library::Scatter { kind, x, index, out, batch, m, targets, width, times, each, add } => {
             let order = ranked(*index, (*batch, *m, *targets));
             let shape = (*batch, *m, *targets, *width, *times, *each);
@@ -106,47 +104,53 @@ fn sorted(dtype: DType, (x, out): (BufferId, GpuArg), (rows, n, k): (usize, usiz
     piece("order", rows * n, &params, &body, vec![whole(x), out])
 }
 
-/// A class of each row, drawn as the host draws: see `Library::Draw`.
+/// A class of each row, drawn as the host draws: see `Library::Draw`. Who may be drawn is known when it runs: scalars 1 and 2 are how
+/// many of the largest, and the bits of their part of the probability.
 fn drawn(
     dtype: DType,
     (logits, out): (BufferId, BufferId),
     (rows, n): (usize, usize),
-    (top_k, top_p): (usize, f64),
     key: &Key,
 ) -> (Vec<Piece>, usize) {
-    let first = if top_k == 0 { n } else { top_k.min(n) };
-    let limited = first < n || top_p < 1.0;
-    let weights = rows * n * 8;
-    let mut all = Vec::new();
-    if limited {
-        all.push(sorted(dtype, (logits, GpuArg::Scratch(weights as u64)), (rows, n, first), true));
-    }
-    let choose = match limited {
-        true => format!(
-            "    double limit = 0;
-    for (int j = 0; j < {first}; ++j) limit += weight(order[j]);
-    for (int i = 0; i < {n}; ++i) weights[i] = 0;
-    for (int j = 0; j < {first} && !(mass > 0 && mass >= {top_p:?} * limit); ++j) mass += weights[order[j]] = weight(order[j]);
+    let (ty, weights) = (held(dtype), rows * n * 8);
+    let limits = format!(
+        "const int top_k = (int)scalars[1], first = top_k == 0 || top_k > {n} ? {n} : top_k;
+    const double top_p = __longlong_as_double((i64)scalars[2]);
+    const bool limited = first < {n} || top_p < 1;
 "
-        ),
-        false => format!("    for (int i = 0; i < {n}; ++i) mass += weights[i] = weight(i);\n"),
-    };
-    let ty = held(dtype);
+    );
+    let mut order = sorted(dtype, (logits, GpuArg::Scratch(weights as u64)), (rows, n, n), true);
+    order.stem = "draw_order";
+    order.text = order.text.replacen("int *out)", "int *out, const u64 *scalars)", 1).replacen(
+        " {\n",
+        &format!(" {{\n    {limits}    if (!limited || top_k == 1) return;\n"),
+        1,
+    );
+    order.args.push(GpuArg::Scalars);
+    order.scalars.push(Scalar::Key(key.clone()));
     // Rows are few, and sums are in the host's order.
     let text = format!(
         "extern \"C\" __global__ void KERNEL(const {0} *logits, int *out, double *weights, const int *order, const u64 *scalars) {{
     const int r = blockIdx.x;
-    logits += (i64)r * {n}, weights += (i64)r * {n}, order += (i64)r * {first};
-    int largest = 0;
+    logits += (i64)r * {n}, weights += (i64)r * {n}, order += (i64)r * {n};
+    {limits}    int largest = 0;
     for (int i = 1; i < {n}; ++i) if (below<{ty}>(wide(logits[largest]), wide(logits[i]))) largest = i;
-    if ({top_k} == 1) {{
+    if (top_k == 1) {{
         out[r] = largest;
         return;
     }}
     const double top = wide(logits[largest]);
     auto weight = [&](int i) {{ const double x = wide(logits[i]); return x == top ? 1. : exp(x - top); }};
     double mass = 0;
-{choose}    const double goal = random_unit(scalars[0], r) * mass;
+    if (limited) {{
+        double all = 0;
+        for (int j = 0; j < first; ++j) all += weight(order[j]);
+        for (int i = 0; i < {n}; ++i) weights[i] = 0;
+        for (int j = 0; j < first && !(mass > 0 && mass >= top_p * all); ++j) mass += weights[order[j]] = weight(order[j]);
+    }} else {{
+        for (int i = 0; i < {n}; ++i) mass += weights[i] = weight(i);
+    }}
+    const double goal = random_unit(scalars[0], r) * mass;
     double sum = 0;
     int chosen = largest;
     for (int i = 0; i < {n} && !(sum > goal); ++i) {{
@@ -160,8 +164,8 @@ fn drawn(
     );
     let args = vec![whole(logits), whole(out), GpuArg::Scratch(0), GpuArg::Scratch(weights as u64), GpuArg::Scalars];
     let scalars = vec![Scalar::Key(key.clone())];
-    all.push(Piece { stem: "draw", text, blocks: rows.max(1), threads: 1, shared: 0, args, scalars });
-    (all, weights + rows * first * 4)
+    let draw = Piece { stem: "draw", text, blocks: rows.max(1), threads: 1, shared: 0, args, scalars };
+    (vec![order, draw], weights + rows * n * 4)
 }
 
 /// To scratch memory: targets in ascending order, and beside each the element that goes there; of equals in order.

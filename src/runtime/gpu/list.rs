@@ -3,7 +3,7 @@
 use super::memory::Memory;
 use crate::mesh::Atom;
 use crate::program::{
-    ALIGN, Action, BufferId, Call, Gpu, GpuArg, GpuLaunch, Key, Place, Program, Scalar, SourceId, Step,
+    ALIGN, Action, BufferId, Call, Gpu, GpuArg, GpuLaunch, Key, Library, Place, Program, Scalar, SourceId, Step,
 };
 use crate::runtime::RuntimeError;
 use crate::runtime::exec::RunArgs;
@@ -245,6 +245,10 @@ impl<'p> Maker<'p> {
                 Scalar::Origin(terms) => Entry::Number(self.origin(terms)),
             };
             self.list.table.push(entry);
+        }
+        // Who may be drawn is said after compiling.
+        if let Action::Library(Library::Draw { top_k, top_p, .. }) = &step.action {
+            self.list.table.extend([Entry::Number(u64::from(*top_k)), Entry::Number(top_p.to_bits())]);
         }
         let mut args = Vec::with_capacity(launch.args.len());
         for (n, arg) in launch.args.iter().enumerate() {

@@ -17,6 +17,7 @@ use crate::program::Program;
 use crate::runtime::RuntimeError;
 use crate::runtime::device::cuda;
 use crate::runtime::exec::{Array, FOLLOWS, Held, RunArgs, rank_name};
+use crate::types::counted;
 use rank::Rank;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -31,11 +32,12 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Gpus {
-    /// `devices`: the numbers of those to use, one for each rank; empty: the first ones.
-    pub fn open(program: Arc<Program>, devices: &[usize]) -> Result<Gpus, RuntimeError> {
+    /// On the devices that the program names.
+    pub fn open(program: Arc<Program>) -> Result<Gpus, RuntimeError> {
         let count = program.mesh.ranks();
         let there = cuda::count()?;
-        let devices: Vec<usize> = if devices.is_empty() { (0..count).collect() } else { devices.to_vec() };
+        let named = program.gpu.as_ref().map_or(&[][..], |g| &g.devices);
+        let devices: Vec<usize> = if named.is_empty() { (0..count).collect() } else { named.to_vec() };
         if devices.len() != count || devices.iter().any(|d| *d >= there) {
             let named = devices.iter().filter(|d| **d < there).count();
             let why = format!("the program has {count} ranks, each on a GPU of its own, of which there are {named}");
@@ -53,9 +55,11 @@ impl Gpus {
         &self.program
     }
 
-    /// Names of the devices.
-    pub fn names(&self) -> Vec<String> {
-        self.ranks.iter().map(|r| lock(r).name().to_string()).collect()
+    /// How many devices there are, and what they are called.
+    pub fn told(&self) -> String {
+        let mut names: Vec<String> = self.ranks.iter().map(|r| lock(r).name().to_string()).collect();
+        names.dedup();
+        format!("{} ({})", counted(self.ranks.len(), "GPU"), names.join(", "))
     }
 
     /// Runs a routine once on all ranks. Of several errors that of the lowest rank counts which failed by itself.
