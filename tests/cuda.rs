@@ -163,7 +163,7 @@ fn what_cannot_be_used_is_told() {
     elsewhere.gpu.as_mut().unwrap().devices = vec![9];
     let e = open(elsewhere);
     assert_eq!(e.code, "E0817");
-    assert!(e.notes.iter().any(|n| n.contains("the driver has 4")), "{e}");
+    assert!(e.notes.iter().any(|n| n.contains("the driver has")), "{e}");
     let mut large = (*small()).clone();
     large.routines[0].arena = 1 << 40;
     let e = open(large);

@@ -124,6 +124,37 @@ fn gpus_with_stages_of_their_own() {
     follows("llama", "f32", Some(("pp = 2, dp = 2", &with_batch)));
 }
 
+#[test]
+fn norms_of_many_elements_are_shared_by_blocks() {
+    let Some(gpu) = command(1) else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let at = folder.path();
+    let text = "use optim.{sgd}
+dim wide = 260, tall = 190
+model M() {
+    param w: [wide, tall] = normal(0.1)
+    param b: [tall] = normal(0.1)
+    loss mean[wide, tall]((w + b) * (w + b))
+}
+train M { optimizer sgd(lr = 40.0)  steps 3  clip 0.01 }
+";
+    std::fs::write(at.join("m.pta"), text).expect("written");
+    let figures = |command: Command, device: &str| {
+        let name = format!("{device}.jsonl");
+        succeeds(command, at, &["train", "m.pta", "--no-save", "--device", device, "--metrics", &name]);
+        [run::metric(&at.join(&name), "loss"), run::metric(&at.join(&name), "grad_norm")]
+    };
+    let (ours, theirs) = (figures(gpu, "cuda"), figures(run::command(), "cpu"));
+    assert_eq!(ours.each_ref().map(Vec::len), [3, 3]);
+    for (a, b) in ours.iter().flatten().zip(theirs.iter().flatten()) {
+        assert!((a - b).abs() / b < 1e-5, "{ours:?} on the GPU, {theirs:?} on the processor");
+    }
+    let text = succeeds(run::command(), at, &["ir", "m.pta", "--stage", "cuda"]);
+    assert!(text.contains("u64 *partials"), "no kernel of many blocks");
+    let ptx = succeeds(command(1).expect("as before"), at, &["ir", "m.pta", "--stage", "ptx"]);
+    assert!(ptx.contains(".target sm_90"), "{}", &ptx[..200]);
+}
+
 const TINY: &str = include_str!("cli/tiny.pta");
 
 fn tiny() -> tempfile::TempDir {

@@ -56,6 +56,28 @@ fn name_of(program: &str) -> Option<&str> {
     program.lines().next()?.strip_prefix("// ").filter(|n| n.ends_with(".pta") && !n.contains(' '))
 }
 
+/// The kernels that the page about them shows are those of its program.
+#[test]
+fn shown_kernels_are_those_of_the_program() {
+    let path = root().join("docs/kernels.md");
+    let mut page = std::fs::read_to_string(&path).expect("the page");
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (_, program) = fences(&page, "pta").remove(0);
+    std::fs::write(folder.path().join("norm.pta"), program).expect("written");
+    for (stage, begin) in [("kernel", "kernel k0"), ("cuda", "// sum: norm.pta")] {
+        let text = run::succeeds(folder.path(), &["ir", "norm.pta", "--stage", stage]);
+        let from = &text[text.find(begin).unwrap_or_else(|| panic!("no `{begin}` in\n{text}"))..];
+        let end = from.find("\n\n").map_or(from.len(), |n| n + 1);
+        let (_, shown) = fences(&page, stage).remove(0);
+        page = page.replacen(&format!("```{stage}\n{shown}```"), &format!("```{stage}\n{}```", &from[..end]), 1);
+    }
+    if std::env::var_os("BLESS").is_some() {
+        std::fs::write(&path, &page).expect("written");
+    }
+    let there = std::fs::read_to_string(&path).expect("the page");
+    assert!(there == page, "docs/kernels.md is out of date (BLESS=1 cargo test --test docs):\n{page}");
+}
+
 #[test]
 fn programs_on_the_pages_check() {
     let mut wrong = String::new();

@@ -2,7 +2,7 @@
 
 use crate::program::Program;
 use crate::runtime::RuntimeError;
-use crate::runtime::device::cuda::{self, Context, nvrtc};
+use crate::runtime::device::cuda::{self, context, nvrtc};
 use crate::{codegen, kernel};
 
 /// The oldest architecture that kernels are for: 8.0.
@@ -81,7 +81,7 @@ impl Device {
 /// The architecture to compile for: that of the first device, or the oldest where there is none.
 pub fn arch() -> Result<u32, RuntimeError> {
     let there = match cuda::count() {
-        Ok(_) => Context::open(0)?.arch,
+        Ok(_) => context::capability(0)?,
         Err(_) => OLDEST,
     };
     nvrtc::newest(there)

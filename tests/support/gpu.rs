@@ -21,6 +21,10 @@ use std::sync::{Arc, OnceLock};
 pub fn is_there() -> bool {
     static THERE: OnceLock<bool> = OnceLock::new();
     let there = *THERE.get_or_init(|| {
+        // For `scripts/gpu-check`: the driver that is there, whatever it drives.
+        if std::env::var_os("PARTITA_REAL_GPU").is_some() {
+            return nvrtc::is_there();
+        }
         let folder = simcuda::place::folder();
         let all = [
             ("PARTITA_LIBCUDA", Some(folder.join("libcuda.so.1").into_os_string())),

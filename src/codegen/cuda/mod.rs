@@ -5,12 +5,13 @@
 //!
 //! Every operation rounds by itself, as on the CPU: the text is compiled without contraction, and says where it means a fused one.
 //!
-//! Reading order: `prelude.cu` (what all kernels share), `types.rs`, `team.rs` (who computes a row), `nest.rs` (loop nests), `expr.rs`
-//! (expressions), `product.rs` and `tensor.rs` (products), `attention.rs`, `library.rs`; `exchange.rs` (moving what ranks exchange).
+//! Reading order: `prelude.cu` (what all kernels share), `types.rs`, `team.rs` (who computes a row), `nest.rs` (loop nests), `keep.rs` (what
+//! stays in registers), `expr.rs` (expressions), `product.rs` and `tensor.rs` (products), `attention.rs`, `library.rs`; `exchange.rs` (moving what ranks exchange).
 
 mod attention;
 mod exchange;
 mod expr;
+mod keep;
 mod library;
 mod nest;
 mod product;
@@ -23,6 +24,7 @@ use crate::program::{
     Action, BufferId, Gemm, Gpu, GpuArg, GpuLaunch, Launch, Library, Place, Program, Routine, Scalar, Source, Step,
 };
 use attention::Operand;
+use nest::Nest;
 use indexmap::{IndexMap, IndexSet};
 
 /// The common part of all texts.
@@ -74,8 +76,8 @@ struct Generator<'p> {
     given: Vec<Vec<usize>>,
     /// The same of the arguments of kernels.
     aligned: Vec<Vec<usize>>,
-    /// Numbers of functions of the kernels that were met, with their blocks and threads.
-    nests: Vec<Option<(usize, u32, u32)>>,
+    /// The functions of the kernels that were met, with their numbers.
+    nests: Vec<Option<Vec<(usize, Nest)>>>,
     /// By text, in which `KERNEL` stands for the name.
     functions: IndexMap<String, Function>,
     scratch: usize,
@@ -150,13 +152,16 @@ impl Generator<'_> {
 
     fn step(&mut self, routine: usize, step: &Step) -> Vec<GpuLaunch> {
         match &step.action {
-            Action::Launch(launch) => vec![self.launch(routine, launch, step, None)],
+            Action::Launch(launch) => self.launch(routine, launch, step, None),
+            // Without elements there is nothing to launch.
+            Action::Gemm(g) if g.m * g.n * g.batch.iter().map(|d| d.extent).product::<usize>() == 0 => Vec::new(),
             Action::Gemm(g) => vec![self.product(routine, g, step, None)],
             Action::Finished(f) => {
                 // The result is there as a whole, in scratch memory.
                 self.scratch = self.scratch.max(f.gemm.m * f.gemm.n * f.gemm.out.bytes());
                 let c = f.gemm.c.buffer;
-                vec![self.product(routine, &f.gemm, step, Some(c)), self.launch(routine, &f.launch, step, Some(c))]
+                let product = self.product(routine, &f.gemm, step, Some(c));
+                std::iter::once(product).chain(self.launch(routine, &f.launch, step, Some(c))).collect()
             }
             Action::Library(Library::Attention(a)) => {
                 let call = attention::forward(a, "KERNEL");
@@ -201,27 +206,38 @@ impl Generator<'_> {
     }
 
     /// A kernel; what it reads or writes of `scratch` is in scratch memory.
-    fn launch(&mut self, routine: usize, launch: &Launch, step: &Step, scratch: Option<BufferId>) -> GpuLaunch {
+    fn launch(&mut self, routine: usize, launch: &Launch, step: &Step, scratch: Option<BufferId>) -> Vec<GpuLaunch> {
         let n = launch.function as usize;
         let kernel = &self.kernels[n];
         let buffers = &self.program.routines[routine].buffers;
-        let (number, blocks, threads) = match self.nests[n] {
+        let nests = match self.nests[n].clone() {
             Some(known) => {
                 let place = place(&self.program.sources[step.source.0 as usize]);
-                self.functions[known.0].places.extend(place);
+                known.iter().for_each(|(number, _)| self.functions[*number].places.extend(place.clone()));
                 known
             }
             None => {
-                let notes: Vec<String> = launch.args.iter().map(|a| comment(&buffers[a.buffer.index()].name)).collect();
-                let nest = nest::emit(kernel, "KERNEL", &notes, &self.aligned[n]);
-                let number = self.function(&kernel.name, nest.text, step) as usize;
-                *self.nests[n].insert((number, nest.blocks, nest.threads))
+                let notes: Vec<String> =
+                    launch.args.iter().map(|a| comment(&buffers[a.buffer.index()].name)).collect();
+                let made = nest::emit(kernel, "KERNEL", &notes, &self.aligned[n]);
+                let number = |nest: Nest| (self.function(&kernel.name, nest.text.clone(), step) as usize, nest);
+                let made: Vec<(usize, Nest)> = made.into_iter().map(number).collect();
+                self.nests[n].insert(made).clone()
             }
         };
+        // Behind a product's result, where that is in scratch memory.
+        let behind = scratch.map_or(0, |b| buffers[b.index()].bytes().next_multiple_of(16));
+        if nests.iter().any(|(_, nest)| nest.partials) {
+            self.scratch = self.scratch.max(behind + nest::partial_bytes(kernel));
+        }
         let arg = |b: BufferId| if Some(b) == scratch { GpuArg::Scratch(0) } else { GpuArg::Buffer(b, 0) };
-        let args = launch.args.iter().map(|a| arg(a.buffer));
-        let args = args.chain([GpuArg::Scalars, GpuArg::Status]).collect();
-        GpuLaunch { kernel: number as u32, blocks, threads, shared: 0, args, scalars: launch.scalars.clone() }
+        let one = |(number, nest): (usize, Nest)| {
+            let args = launch.args.iter().map(|a| arg(a.buffer)).chain([GpuArg::Scalars, GpuArg::Status]);
+            let args = args.chain(nest.partials.then_some(GpuArg::Scratch(behind as u64))).collect();
+            let Nest { blocks, threads, .. } = nest;
+            GpuLaunch { kernel: number as u32, blocks, threads, shared: 0, args, scalars: launch.scalars.clone() }
+        };
+        nests.into_iter().map(one).collect()
     }
 
     fn product(&mut self, routine: usize, g: &Gemm, step: &Step, scratch: Option<BufferId>) -> GpuLaunch {

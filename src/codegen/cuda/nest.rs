@@ -5,7 +5,8 @@
 //! what other threads of the team have stored, or stores where they may have read.
 
 use super::expr;
-use super::team::{Shape, Team};
+use super::keep::Kept;
+use super::team::{Shape, Team, passes};
 use super::types::{constant, held, stored};
 use crate::codegen::plan::{Facts, facts, levels, merge_loops, stride};
 use crate::kernel::{Carry, ExprId, Index, Kernel, LoopId, Node, Pass, Reduction, Statement, Store};
@@ -13,27 +14,96 @@ use crate::types::{DType, ReduceKind};
 use std::fmt::Write;
 
 /// A kernel as text, and how it is launched.
+#[derive(Clone)]
 pub struct Nest {
     pub text: String,
     pub blocks: u32,
     pub threads: u32,
+    /// Whether it has a further argument: memory for what blocks hand to the next kernel.
+    pub partials: bool,
+}
+
+/// Bytes of that memory, for kernels with so many registers.
+pub fn partial_bytes(kernel: &Kernel) -> usize {
+    8 * kernel.registers.len() * MANY_BLOCKS as usize
 }
 
 /// Most blocks of a launch; each then computes several rows.
 const MOST_BLOCKS: usize = 1 << 14;
+/// Blocks that share the passes of a kernel's only row, and turns of these that are worth it.
+const MANY_BLOCKS: u32 = 128;
+const MANY_TURNS: usize = 1 << 15;
 
-/// `notes`: for each buffer what it is, for people. `aligned`: so many bytes is each at least aligned to.
-pub fn emit(kernel: &Kernel, name: &str, notes: &[String], aligned: &[usize]) -> Nest {
+/// What of a kernel is written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Whole,
+    /// Passes with loops, by many blocks, each of which leaves what it has reduced.
+    Partial,
+    /// All else, by one block.
+    Rest,
+}
+
+/// One function, or two where many blocks share a row. `notes`: for each buffer what it is, for people. `aligned`: so many bytes is each at
+/// least aligned to.
+pub fn emit(kernel: &Kernel, name: &str, notes: &[String], aligned: &[usize]) -> Vec<Nest> {
     let kernel = &merge_loops(kernel);
-    let shape = Shape::of(kernel);
+    let parts: &[Part] = if is_shared(kernel) { &[Part::Partial, Part::Rest] } else { &[Part::Whole] };
+    parts.iter().map(|part| emit_part(kernel, name, notes, aligned, *part)).collect()
+}
+
+/// Whether many blocks share the passes of a kernel's only row: these store nothing, and read nothing that others of them have reduced.
+fn is_shared(kernel: &Kernel) -> bool {
+    let facts = facts(kernel);
+    let mut turns = 0;
+    let alone = kernel.row_count() == 1
+        && kernel.body.iter().all(|s| match s {
+            Statement::For { .. } => false,
+            Statement::Pass(p) if p.loops.is_empty() => p.carries.is_empty() && p.reductions.is_empty(),
+            Statement::Pass(p) => {
+                turns += p.loops.iter().map(|l| kernel.extents[l.index()]).product::<usize>();
+                let reads = |r: &Reduction| !facts[r.value.index()].registers.is_empty();
+                p.carries.is_empty() && p.stores.is_empty() && !p.reductions.iter().any(reads)
+            }
+        });
+    // A pass without loops may store what a later one with loops reads.
+    let first_rest = kernel.body.iter().position(|s| matches!(s, Statement::Pass(p) if !p.stores.is_empty()));
+    let looped = kernel.body.iter().rposition(|s| matches!(s, Statement::Pass(p) if !p.loops.is_empty()));
+    let in_order = match (first_rest, looped) {
+        (Some(rest), Some(looped)) if rest < looped => !stored_is_read(kernel),
+        _ => true,
+    };
+    let mut reduced: Vec<_> = passes(&kernel.body).iter().flat_map(|p| &p.reductions).map(|r| r.register).collect();
+    let count = reduced.len();
+    reduced.sort_unstable();
+    reduced.dedup();
+    alone && in_order && turns >= MANY_TURNS && reduced.len() == count
+}
+
+/// Whether a kernel may read what it has stored: two arguments may be one memory.
+fn stored_is_read(kernel: &Kernel) -> bool {
+    kernel.buffers.iter().any(|b| b.access == crate::program::Access::ReadWrite)
+}
+
+fn emit_part(kernel: &Kernel, name: &str, notes: &[String], aligned: &[usize], part: Part) -> Nest {
+    let mut shape = Shape::of(kernel);
+    if part != Part::Whole {
+        shape.team = Team::Block(1024);
+    }
     let facts = facts(kernel);
     let (threads, rows) = shape.block();
     let pack = if shape.flat { pack(kernel, &shape, aligned) } else { 1 };
     let count = shape.count(kernel) / pack;
-    let blocks = count.div_ceil(rows as usize).clamp(1, MOST_BLOCKS) as u32;
+    let blocks = match part {
+        Part::Partial => MANY_BLOCKS,
+        _ => count.div_ceil(rows as usize).clamp(1, MOST_BLOCKS) as u32,
+    };
+    let kept = if part == Part::Whole { Kept::of(kernel, &facts, shape.team) } else { Kept::default() };
     let mut e = Emitter {
         kernel,
         facts,
+        kept,
+        loaded_before: Vec::new(),
         shape,
         pack,
         count,
@@ -42,14 +112,18 @@ pub fn emit(kernel: &Kernel, name: &str, notes: &[String], aligned: &[usize]) ->
         stored: false,
         loaded: false,
         packed: Vec::new(),
+        part,
     };
     e.function(name, notes, threads, rows);
-    Nest { text: e.out, blocks, threads }
+    Nest { text: e.out, blocks, threads, partials: part != Part::Whole }
 }
 
 struct Emitter<'k> {
     kernel: &'k Kernel,
     facts: Vec<Facts>,
+    kept: Kept,
+    /// Those of `kept` that are in registers already.
+    loaded_before: Vec<ExprId>,
     shape: Shape,
     /// Neighbouring elements that a thread computes together.
     pack: usize,
@@ -62,6 +136,7 @@ struct Emitter<'k> {
     loaded: bool,
     /// Loads that come from a pack.
     packed: Vec<ExprId>,
+    part: Part,
 }
 
 /// How many neighbouring elements the threads of a flat kernel compute together: what 16 bytes hold, where all addresses allow it.
@@ -105,7 +180,7 @@ impl Emitter<'_> {
     }
 
     fn open(&mut self, text: impl AsRef<str>) {
-        self.line(format!("{} {{", text.as_ref()));
+        self.line(format!("{} {{", text.as_ref()).trim_start());
         self.depth += 1;
     }
 
@@ -128,8 +203,9 @@ impl Emitter<'_> {
             .collect();
         let _ = write!(
             self.out,
-            "extern \"C\" __global__ void __launch_bounds__({threads}) {name}(\n{}    const u64 *scalars, u64 *status) {{\n",
-            params.concat()
+            "extern \"C\" __global__ void __launch_bounds__({threads}) {name}(\n{}    const u64 *scalars, u64 *status{}) {{\n",
+            params.concat(),
+            if self.part == Part::Whole { "" } else { ", u64 *partials" }
         );
         match self.shape.team {
             Team::One => {}
@@ -150,16 +226,21 @@ impl Emitter<'_> {
     /// The loop over rows, and what is done for each.
     fn rows(&mut self, rows: u32) {
         let (count, kernel) = (self.count, self.kernel);
-        let ty = if count as u64 + (u64::from(rows) << 14) < 1 << 31 { "int" } else { "i64" };
+        let far = count as u64 + (u64::from(rows) << 14) >= 1 << 31;
+        let (ty, rows) = if far { ("i64", format!("{rows}ll")) } else { ("int", rows.to_string()) };
         let step = match self.shape.team {
-            Team::One => format!("{ty} row = blockIdx.x * ({ty}){rows} + threadIdx.x; row < {count}"),
-            Team::Warp => format!("{ty} row = blockIdx.x * ({ty}){rows} + (threadIdx.x >> 5); row < {count}"),
+            Team::One => format!("{ty} row = blockIdx.x * {rows} + threadIdx.x; row < {count}"),
+            Team::Warp => format!("{ty} row = blockIdx.x * {rows} + (threadIdx.x >> 5); row < {count}"),
+            Team::Block(_) if self.part == Part::Partial => "int row = 0; row < 1".to_string(),
             Team::Block(_) => format!("{ty} row = blockIdx.x; row < {count}"),
             // All columns reach the barriers: those without a row compute the last one, and store nothing.
-            Team::Column(_) => format!("{ty} first = blockIdx.x * ({ty}){rows}; first < {count}"),
+            Team::Column(_) => format!("{ty} first = blockIdx.x * {rows}; first < {count}"),
         };
         let name = if matches!(self.shape.team, Team::Column(_)) { "first" } else { "row" };
-        self.open(format!("for ({step}; {name} += gridDim.x * ({ty}){rows})"));
+        match self.part {
+            Part::Partial => self.open(format!("for ({step}; ++row)")),
+            _ => self.open(format!("for ({step}; {name} += gridDim.x * {rows})")),
+        }
         if let Team::Column(_) = self.shape.team {
             self.line(format!("const {ty} own = first + (threadIdx.x & 31);"));
             self.line(format!("const bool active = own < {count};"));
@@ -186,6 +267,10 @@ impl Emitter<'_> {
         for (n, dtype) in kernel.registers.iter().enumerate() {
             self.line(format!("{} r{n} = {};", held(*dtype), constant(*dtype, 0.0)));
         }
+        for e in self.kept.loads.clone() {
+            self.line(format!("{} kept_{e}[{}];", held(kernel.expr(e).dtype), self.kept.turns));
+        }
+        self.loaded_before.clear();
         match (&kernel.body[..], self.pack) {
             ([Statement::Pass(pass)], 2..) => self.packs(pass),
             (body, _) => {
@@ -229,6 +314,11 @@ impl Emitter<'_> {
 
     fn pass(&mut self, pass: &Pass) {
         let kernel = self.kernel;
+        match (self.part, pass.loops.is_empty()) {
+            (Part::Partial, true) => return,
+            (Part::Rest, false) => return pass.reductions.iter().for_each(|r| self.put_together(r)),
+            _ => {}
+        }
         let loads = kernel.needed(pass).iter().any(|e| matches!(kernel.expr(*e).node, Node::Load { .. }));
         let stores = !pass.stores.is_empty();
         if !matches!(self.shape.team, Team::One) && ((loads && self.stored) || (stores && (self.loaded || self.stored)))
@@ -252,6 +342,14 @@ impl Emitter<'_> {
         if !pass.loops.is_empty() && !self.shape.flat {
             pass.reductions.iter().for_each(|r| self.combined(r));
         }
+        if self.part == Part::Partial {
+            self.open("if (lane == 0)");
+            for r in &pass.reductions {
+                let (register, ty) = (r.register, held(kernel.registers[r.register.index()]));
+                self.line(format!("*({ty} *)(partials + {} + blockIdx.x) = {register};", r.register.0 * MANY_BLOCKS));
+            }
+            self.close();
+        }
         self.stored |= stores;
         self.loaded |= loads;
     }
@@ -274,6 +372,7 @@ impl Emitter<'_> {
         let dtype = self.kernel.expr(e).dtype;
         let value = match self.packed.contains(&e) {
             true => format!("wide(x{}.of[v])", e.0),
+            false if self.loaded_before.contains(&e) => format!("kept_{e}[n]"),
             false => expr::value(self.kernel, e),
         };
         self.line(format!("const {} {e} = {value};", held(dtype)));
@@ -302,7 +401,18 @@ impl Emitter<'_> {
         levels.iter().filter(outside).for_each(|(e, _)| self.define(*e));
         if innermost > 0 {
             let total: usize = pass.loops.iter().map(|l| self.kernel.extents[l.index()]).product();
-            self.open(format!("for (int t = lane; t < {total}; t += team)"));
+            match self.part {
+                _ if self.kept.is_in(pass) => {
+                    self.line("#pragma unroll");
+                    self.open(format!("for (int n = 0; n < {}; ++n)", self.kept.turns));
+                    self.line("const int t = lane + n * team;");
+                    self.line(format!("if (t >= {total}) break;"));
+                }
+                Part::Partial => self.open(format!(
+                    "for (int t = blockIdx.x * team + lane; t < {total}; t += {MANY_BLOCKS} * team)"
+                )),
+                _ => self.open(format!("for (int t = lane; t < {total}; t += team)")),
+            }
             let mut behind = 1;
             for (n, l) in pass.loops.iter().enumerate().rev() {
                 let extent = self.kernel.extents[l.index()];
@@ -316,6 +426,14 @@ impl Emitter<'_> {
         }
         let inside = |(_, level): &&(ExprId, usize)| *level > 0 || innermost == 0;
         levels.iter().filter(inside).for_each(|(e, _)| self.define(*e));
+        if self.kept.is_in(pass) {
+            for e in levels.iter().map(|(e, _)| *e).filter(|e| self.kept.loads.contains(e)).collect::<Vec<_>>() {
+                if !self.loaded_before.contains(&e) {
+                    self.line(format!("kept_{e}[n] = {e};"));
+                    self.loaded_before.push(e);
+                }
+            }
+        }
         self.turn(pass);
         if innermost > 0 {
             self.close();
@@ -352,6 +470,16 @@ impl Emitter<'_> {
             self.line(format!("{guard}put({} + ({}), {});", s.buffer, expr::index(self.kernel, &s.at), s.value));
         }
         pass.carries.iter().for_each(|c| self.line(format!("{0} = next_{0};", c.register)));
+    }
+
+    /// A register of what many blocks have left.
+    fn put_together(&mut self, r: &Reduction) {
+        let dtype = self.kernel.registers[r.register.index()];
+        let (x, ty) = (r.register, held(dtype));
+        self.line(format!("{x} = {};", constant(dtype, r.kind.neutral(dtype))));
+        let at = format!("partials + {} + lane", x.0 * MANY_BLOCKS);
+        self.line(format!("if (lane < {MANY_BLOCKS}) {x} = *(const {ty} *)({at});"));
+        self.combined(r);
     }
 
     fn accumulate(&mut self, r: &Reduction) {

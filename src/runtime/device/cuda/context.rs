@@ -92,6 +92,21 @@ pub fn driver_path() -> &'static str {
     driver().map_or("", |d| &d.path)
 }
 
+/// The compute capability of a device, as 90 for 9.0, without using it.
+pub fn capability(ordinal: usize) -> Result<u32, RuntimeError> {
+    let (d, _) = begun()?;
+    let (mut major, mut minor, mut device) = (0, 0, 0);
+    // SAFETY: places to write to.
+    let codes = unsafe {
+        let got = (d.get)(&mut device, ordinal as c_int);
+        [got, (d.attribute)(&mut major, MAJOR, device), (d.attribute)(&mut minor, MINOR, device)]
+    };
+    match codes.into_iter().find(|c| *c != 0) {
+        Some(code) => Err(failed(d, code, &format!("asking for device {ordinal}"))),
+        None => Ok((major * 10 + minor) as u32),
+    }
+}
+
 /// Name, capability and memory of a device.
 pub fn describe(ordinal: usize) -> Result<String, RuntimeError> {
     let c = Context::open(ordinal)?;
