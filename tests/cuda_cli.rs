@@ -130,13 +130,17 @@ fn norms_of_many_elements_are_shared_by_blocks() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let at = folder.path();
     let text = "use optim.{sgd}
-dim wide = 260, tall = 190
+dim wide = 40100
 model M() {
-    param w: [wide, tall] = normal(0.1)
-    param b: [tall] = normal(0.1)
-    loss mean[wide, tall]((w + b) * (w + b))
+    param w: [wide] = normal(0.1)
+    param b: [wide] = normal(0.1)
+    loss mean[wide]((w + b) * (w + b))
 }
-train M { optimizer sgd(lr = 40.0)  steps 3  clip 0.01 }
+train M {
+    optimizer sgd(lr = 40.0)
+    steps 3
+    clip 0.01
+}
 ";
     std::fs::write(at.join("m.pta"), text).expect("written");
     let figures = |command: Command, device: &str| {

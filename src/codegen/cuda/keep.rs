@@ -35,8 +35,7 @@ impl Kept {
         let loops = first.loops.clone();
         let total: usize = loops.iter().map(|l| kernel.extents[l.index()]).product();
         let turns = total.div_ceil(threads);
-        let of_loops: Vec<Vec<ExprId>> =
-            passes.iter().filter(|p| p.loops == loops).map(|p| kernel.needed(p)).collect();
+        let of_loops: Vec<Vec<ExprId>> = passes.iter().filter(|p| p.loops == loops).map(|p| kernel.needed(p)).collect();
         let mut loads = Vec::new();
         for (n, expr) in kernel.exprs.iter().enumerate() {
             let e = ExprId(n as u32);

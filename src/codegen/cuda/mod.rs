@@ -24,8 +24,8 @@ use crate::program::{
     Action, BufferId, Gemm, Gpu, GpuArg, GpuLaunch, Launch, Library, Place, Program, Routine, Scalar, Source, Step,
 };
 use attention::Operand;
-use nest::Nest;
 use indexmap::{IndexMap, IndexSet};
+use nest::Nest;
 
 /// The common part of all texts.
 const PRELUDE: &str = include_str!("prelude.cu");
@@ -217,8 +217,7 @@ impl Generator<'_> {
                 known
             }
             None => {
-                let notes: Vec<String> =
-                    launch.args.iter().map(|a| comment(&buffers[a.buffer.index()].name)).collect();
+                let notes: Vec<String> = launch.args.iter().map(|a| comment(&buffers[a.buffer.index()].name)).collect();
                 let made = nest::emit(kernel, "KERNEL", &notes, &self.aligned[n]);
                 let number = |nest: Nest| (self.function(&kernel.name, nest.text.clone(), step) as usize, nest);
                 let made: Vec<(usize, Nest)> = made.into_iter().map(number).collect();

@@ -104,6 +104,7 @@ fn emit_part(kernel: &Kernel, name: &str, notes: &[String], aligned: &[usize], p
         facts,
         kept,
         loaded_before: Vec::new(),
+        keeping: false,
         shape,
         pack,
         count,
@@ -124,6 +125,8 @@ struct Emitter<'k> {
     kept: Kept,
     /// Those of `kept` that are in registers already.
     loaded_before: Vec<ExprId>,
+    /// Whether the pass under way has them.
+    keeping: bool,
     shape: Shape,
     /// Neighbouring elements that a thread computes together.
     pack: usize,
@@ -372,7 +375,7 @@ impl Emitter<'_> {
         let dtype = self.kernel.expr(e).dtype;
         let value = match self.packed.contains(&e) {
             true => format!("wide(x{}.of[v])", e.0),
-            false if self.loaded_before.contains(&e) => format!("kept_{e}[n]"),
+            false if self.keeping && self.loaded_before.contains(&e) => format!("kept_{e}[n]"),
             false => expr::value(self.kernel, e),
         };
         self.line(format!("const {} {e} = {value};", held(dtype)));
@@ -395,6 +398,7 @@ impl Emitter<'_> {
 
     /// A pass whose turns a team shares.
     fn shared(&mut self, pass: &Pass) {
+        self.keeping = self.kept.is_in(pass);
         let innermost = pass.loops.len();
         let levels = self.levels(pass);
         let outside = |(_, level): &&(ExprId, usize)| *level == 0 && innermost > 0;
@@ -402,15 +406,15 @@ impl Emitter<'_> {
         if innermost > 0 {
             let total: usize = pass.loops.iter().map(|l| self.kernel.extents[l.index()]).product();
             match self.part {
-                _ if self.kept.is_in(pass) => {
+                _ if self.keeping => {
                     self.line("#pragma unroll");
                     self.open(format!("for (int n = 0; n < {}; ++n)", self.kept.turns));
                     self.line("const int t = lane + n * team;");
                     self.line(format!("if (t >= {total}) break;"));
                 }
-                Part::Partial => self.open(format!(
-                    "for (int t = blockIdx.x * team + lane; t < {total}; t += {MANY_BLOCKS} * team)"
-                )),
+                Part::Partial => {
+                    self.open(format!("for (int t = blockIdx.x * team + lane; t < {total}; t += {MANY_BLOCKS} * team)"))
+                }
                 _ => self.open(format!("for (int t = lane; t < {total}; t += team)")),
             }
             let mut behind = 1;
@@ -426,7 +430,7 @@ impl Emitter<'_> {
         }
         let inside = |(_, level): &&(ExprId, usize)| *level > 0 || innermost == 0;
         levels.iter().filter(inside).for_each(|(e, _)| self.define(*e));
-        if self.kept.is_in(pass) {
+        if self.keeping {
             for e in levels.iter().map(|(e, _)| *e).filter(|e| self.kept.loads.contains(e)).collect::<Vec<_>>() {
                 if !self.loaded_before.contains(&e) {
                     self.line(format!("kept_{e}[n] = {e};"));
@@ -438,6 +442,7 @@ impl Emitter<'_> {
         if innermost > 0 {
             self.close();
         }
+        self.keeping = false;
     }
 
     /// Expressions with the number of loops around them.
