@@ -91,7 +91,7 @@ pub fn resume(recipe: &Recipe, engine: &mut dyn Engine, from: &Checkpoint) -> Re
     groups.extend(own.filter(|group| !from.groups().contains(group)).collect::<Vec<_>>());
     restore_slots(recipe, engine, from, &groups, &|group, slot| group != OPTIMIZER || kept(slot))?;
     if !copies {
-        begin_copies(recipe, engine);
+        begin_copies(recipe, engine)?;
     }
     Ok(())
 }
