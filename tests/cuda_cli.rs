@@ -124,6 +124,31 @@ fn gpus_with_stages_of_their_own() {
     follows("llama", "f32", Some(("pp = 2, dp = 2", &with_batch)));
 }
 
+/// For the oldest architecture where there is no driver, for that of the device where there is one.
+#[test]
+#[cfg_attr(debug_assertions, ignore = "long where the compiler is not optimised")]
+fn kernels_of_all_examples_compile() {
+    let Some(first) = command(1) else { return };
+    drop(first);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let files = std::fs::read_dir(folder.join("examples")).expect("there are examples");
+    let mut files: Vec<_> = files.map(|e| e.expect("an entry").path()).collect();
+    files.retain(|p| p.extension().is_some_and(|e| e == "pta"));
+    files.sort();
+    assert!(files.len() > 20, "{files:?}");
+    for (n, path) in files.iter().enumerate() {
+        let mut compile = command(1).expect("as before");
+        let with_device = n % 4 == 0;
+        if !with_device {
+            compile.env("PARTITA_LIBCUDA", "/nowhere/lib.so");
+        }
+        let path = path.to_str().expect("a plain path");
+        let ptx = succeeds(compile, folder, &["ir", path, "--stage", "ptx"]);
+        let target = if with_device { ".target sm_90" } else { ".target sm_80" };
+        assert!(ptx.contains(target) && ptx.contains(".entry"), "{path}");
+    }
+}
+
 #[test]
 fn norms_of_many_elements_are_shared_by_blocks() {
     let Some(gpu) = command(1) else { return };
