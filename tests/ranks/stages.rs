@@ -213,6 +213,35 @@ fn mixtral(depth: usize) -> String {
     format!("{}{sizes}, depth = {depth}\ndim experts = 4, pick = 2\n{}", &source[..from], &source[to..end])
 }
 
+/// F3: what a stage computes again is what it computed, with dropout on and other microbatches in between. All of a block computed again is
+/// in other kernels, whose sums may have another order.
+#[test]
+fn f3_masks_are_the_same_in_stages() {
+    let trained = |schedule: &str, more: &str| {
+        let tp = "shard heads, mlp, vocab by tp\nshard seq by tp in LayerNorm\n";
+        let plan = plan(2, schedule, 4, ", tp = 2", &format!("{tp}recompute {more}\n"));
+        let [many, _] = programs(&gpt(4), &plan, DType::F64, false);
+        let mut ranks = started(many);
+        for step in 0..2 {
+            feed(&mut ranks, step, 13);
+            let train = ranks.routine("train").expect("a step");
+            let args = RunArgs { seed: 5, step, ..RunArgs::default() };
+            ranks.run(train, args).unwrap_or_else(|e| panic!("{plan}: {e}"));
+        }
+        arrays(&ranks)
+    };
+    for schedule in ["1f1b", "zb_v"] {
+        let plain = trained(schedule, "none");
+        for policy in ["dropout", "Attention", "full"] {
+            let again = trained(schedule, policy);
+            for (a, b) in plain.iter().zip(&again) {
+                assert_eq!(a.0, b.0);
+                near(&a.1, &b.1, if policy == "full" { 1e-12 } else { 0.0 }, &format!("{schedule}, {policy}, {}", a.0));
+            }
+        }
+    }
+}
+
 /// A GPT with experts whose balance loss is a statistic of a slice of the batch.
 fn moe(depth: usize) -> String {
     let source = include_str!("../../examples/moe.pta");
